@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from nbloader.recording.player import play
     from nbloader.sampling.samplers import FilterSampler, IntervalSampler
     from nbloader.shm.share import share
-    from nbloader.transport.early_start import warm_up
+    from nbloader.transport.forkserver import warm_up
     from nbloader.workers.ray_options import RayOptions
     from nbloader.workers.worker_info import get_worker_info
 
@@ -56,7 +56,7 @@ _MODULES = {
     "get_worker_info": "nbloader.workers.worker_info",
     "play": "nbloader.recording",
     "share": "nbloader.shm.share",
-    "warm_up": "nbloader.transport.early_start",
+    "warm_up": "nbloader.transport.forkserver",
 }
 
 __all__ = [
@@ -88,7 +88,7 @@ def __getattr__(name: str) -> Any:
     if module is None:
         raise AttributeError(f"module 'nbloader' has no attribute {name!r}")
     if name == "DataLoader":  # before its module imports torch: the fork server imports torch at the same time
-        importlib.import_module("nbloader.transport.early_start").on_lookup()
+        importlib.import_module("nbloader.transport.forkserver").warm_up_in_kernel()
     value = getattr(importlib.import_module(module), name)
     globals()[name] = value
     return value

@@ -14,7 +14,7 @@ from datasets import run_script
 from jupyter_client import KernelManager
 
 from nbloader._util import system
-from nbloader.transport import forkserver
+from nbloader.transport import interpreter
 
 ROOT = pathlib.Path(__file__).parent.parent
 TIMEOUT = 90
@@ -136,7 +136,7 @@ def test_the_debugger_of_a_notebook_leaves_new_interpreters_alone(kernel, monkey
 
     debugger = types.SimpleNamespace(skip_subprocess_arg_patch=skip_subprocess_arg_patch)
     monkeypatch.setitem(sys.modules, "pydevd", debugger)
-    monkeypatch.setattr(forkserver, "in_kernel", lambda: kernel)
-    monkeypatch.setattr(forkserver.subprocess, "Popen", lambda *_args, **_options: bool(skipping))
-    assert forkserver.start_interpreter("pass", 0) is kernel
+    monkeypatch.setattr(interpreter, "in_kernel", lambda: kernel)
+    monkeypatch.setattr(interpreter.subprocess, "Popen", lambda *_args, **_options: bool(skipping))
+    assert interpreter.start_interpreter("pass", 0) is kernel
     assert not skipping

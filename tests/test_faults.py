@@ -37,7 +37,7 @@ from nbloader import events as ev
 from nbloader._util.descriptors import close_all
 from nbloader.batch.header import PICKLED, BatchHeader, pack_header
 from nbloader.shm.segment import NO_SEGMENT
-from nbloader.transport import environment, forkserver
+from nbloader.transport import environment, forkserver, server_process
 from nbloader.transport.channel import Channel, Kind
 from nbloader.workers import process_pool
 from nbloader.workers.process_pool import ProcessHandle, ProcessPool, connect
@@ -683,7 +683,7 @@ def test_a_batch_that_arrived_before_its_worker_died_counts_even_if_the_death_is
         sender.send(Kind.SEGMENT, (0).to_bytes(8, "little"), fds=(others.status,))
         header = BatchHeader(4, 7, PICKLED, NO_SEGMENT, size, 0, 1, *[0] * 7)
         sender.send(Kind.BATCH, pack_header(*header), bytes(size))
-        os.write(lifeline, forkserver.LIFELINE.pack(~9))
+        os.write(lifeline, server_process.LIFELINE.pack(~9))
         pool._read_lifeline(handle, handle.lifeline, reports)
     pool.dispose()
     done, gone = reports

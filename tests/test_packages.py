@@ -180,7 +180,7 @@ def test_a_package_is_imported_with_the_environment_of_this_process(install, mon
 def test_packages_that_need_torch_are_imported_when_the_server_is_started_early(install):
     pytest.importorskip("torch")
     package, importers = install("early", "import torch")
-    forkserver.start_early()
+    forkserver.warm_up()
     workers = workers_of(package.Data())
     [server] = importers()
     assert server in forkserver.pids()

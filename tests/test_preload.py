@@ -20,7 +20,7 @@ from datasets import run_script
 
 from nbloader import DataLoader, WorkerStartError
 from nbloader._util import system
-from nbloader.transport import forkserver, preload
+from nbloader.transport import forkserver, interpreter, preload
 from nbloader.transport.dataset_payload import SharedPickle
 from nbloader.transport.process_setup import ProcessSetup
 
@@ -115,6 +115,156 @@ def test_modules_named_in_a_pickle_are_needed_if_this_process_has_imported_them(
     assert preload.needed(b"... torch ... tensorflow", in_a_cell()) == ["torch"]
 
 
+DRAWING = '''
+import functools
+import importlib
+import random as python_random
+import sys
+
+import numpy as np
+
+
+def noise():
+    return np.random.rand()
+
+
+def deeper():
+    return noise()
+
+
+class Base:
+    def __len__(self):
+        return 6
+
+
+class Draws(Base):
+    def __getitem__(self, i):
+        return np.random.rand()
+
+
+class DrawsByFunction(Base):
+    def __getitem__(self, i):
+        return deeper()
+
+
+class DrawsInProperty(Base):
+    @property
+    def value(self):
+        return noise()
+
+    @functools.cached_property
+    def cached(self):
+        return noise()
+
+    def __getitem__(self, i):
+        return self.value
+
+
+class Inherits(Draws):
+    pass
+
+
+class Around(Base):
+    def __getitem__(self, i):
+        return self.call()
+
+
+def closure(function=noise):
+    def call():
+        return function()
+    return call
+
+
+class Plain(Base):
+    transform = staticmethod(np.square)
+
+    def __getitem__(self, i):
+        return self.transform(i)
+
+
+class Late(Base):
+    """Imports numpy.random in the middle of an epoch, in a way that no estimate finds."""
+
+    def __getitem__(self, i):
+        had = "numpy.ran" + "dom" in sys.modules
+        return (importlib.import_module("numpy.ran" + "dom").rand() if i != 1 else -1.0), had
+'''
+
+
+@pytest.fixture
+def drawing(tmp_path, monkeypatch):
+    """A module of the user's with datasets that draw random numbers, or do not."""
+    (tmp_path / "drawing_datasets.py").write_text(DRAWING)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield importlib.import_module("drawing_datasets")
+    sys.modules.pop("drawing_datasets")
+
+
+def draws_from_numpy(*parts):
+    pickled = SharedPickle(parts)
+    return preload.draws_from_numpy(pickled.code, pickled.spawning.named)
+
+
+@pytest.mark.parametrize("name", ["Draws", "DrawsByFunction", "DrawsInProperty", "Inherits"])
+def test_code_that_draws_from_numpy_is_found(drawing, name):
+    assert draws_from_numpy(getattr(drawing, name)())
+
+
+@pytest.mark.parametrize("line", ["from numpy.random import rand", "import numpy\nG = numpy.random.default_rng()"])
+def test_modules_that_draw_from_numpy_when_they_are_imported_are_found(line, drawing, tmp_path):
+    """Also if they are imported by another one."""
+    (tmp_path / "drawing_inner.py").write_text(f"{line}\ndel {'rand' if 'rand' in line[-4:] else 'G'}\n")
+    (tmp_path / "drawing_outer.py").write_text("import drawing_inner\nclass A: pass\n")
+    try:
+        assert draws_from_numpy(importlib.import_module("drawing_outer").A())
+    finally:
+        del sys.modules["drawing_outer"], sys.modules["drawing_inner"]
+
+
+def test_code_that_draws_from_numpy_is_found_in_functions_and_attributes(drawing):
+    assert draws_from_numpy(drawing.Plain(), drawing.deeper)
+    dataset = drawing.Plain()
+    assert not draws_from_numpy(dataset)
+    dataset.transform = drawing.Draws()
+    assert draws_from_numpy(dataset)
+    dataset.transform = drawing.closure()
+    assert draws_from_numpy(dataset)
+    dataset.transform = np.random.default_rng(0)
+    assert draws_from_numpy(dataset)
+
+
+def test_packages_are_expected_to_draw_from_numpy(drawing):
+    assert draws_from_numpy(drawing.Plain(), psutil.pid_exists)
+    assert not draws_from_numpy(drawing.Plain(), pathlib.Path("x"), json.dumps, np.sum, len)
+
+
+def test_code_of_the_notebook_that_draws_from_numpy_is_found():
+    def with_random(self, i):
+        return np.random.rand()
+
+    def without(self, i):
+        return np.square(i)
+
+    with_random.__module__ = without.__module__ = "__main__"
+    assert draws_from_numpy(in_a_cell(__getitem__=with_random))
+    assert not draws_from_numpy(in_a_cell(__getitem__=without))
+
+
+@pytest.mark.usefixtures("no_server")
+def test_workers_import_numpy_random_when_they_need_it(drawing):
+    """And draw then what they would have drawn if it had been imported before."""
+    setup = ProcessSetup(drawing.Late(), None, None, "raise", "shared_memory")
+    assert setup.preload == []
+    with DataLoader(drawing.Late(), batch_size=2, num_workers=1, generator=torch.Generator().manual_seed(3)) as loader:
+        late, had = zip(*loader, strict=True)
+    assert [value.tolist() for value in had] == [[False, True], [True, True], [True, True]]
+    assert ProcessSetup(drawing.Draws(), None, None, "raise", "shared_memory").preload == ["numpy.random"]
+    with DataLoader(drawing.Draws(), batch_size=2, num_workers=1, generator=torch.Generator().manual_seed(3)) as loader:
+        expected = list(loader)
+    assert late[0].tolist() == [expected[0][0].item(), -1.0]
+    assert torch.equal(torch.cat(late[1:]), torch.cat(expected[1:]))
+
+
 @pytest.mark.usefixtures("no_server")
 def test_the_fork_server_starts_with_the_loader_which_does_not_wait_for_it(monkeypatch):
     sent = []
@@ -168,7 +318,7 @@ def test_entries_of_sys_path_that_python_ignores_are_ignored(monkeypatch):
 def test_without_an_interpreter_the_loop_raises_and_the_constructor_does_not(monkeypatch, executable):
     with monkeypatch.context() as patched:
         patched.setattr(sys, "executable", executable)
-        forkserver.start_early()
+        forkserver.warm_up()
         loader = DataLoader(light.Numbers(4), num_workers=1)
         with pytest.raises(WorkerStartError, match=r"not be started: .*(sys\.executable is None|/nowhere/python)"):
             list(loader)
@@ -259,7 +409,8 @@ class TestTheServerThatWarmUpStarts:
         ours, theirs = socket.socketpair()
         with ours, theirs:
             entry = (
-                f"from nbloader.transport import forkserver as f; f.UNUSED_S = 0; f.main({theirs.fileno()}, ('json',))"
+                "from nbloader.transport import server_process as s; s.UNUSED_S = 0; "
+                f"s.main({theirs.fileno()}, ('json',))"
             )
-            command = forkserver.python_command(entry)
+            command = interpreter.python_command(entry)
             assert subprocess.run(command, pass_fds=(theirs.fileno(),), timeout=90, check=False).returncode == 0

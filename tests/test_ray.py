@@ -54,7 +54,7 @@ def ours_on_nodes():
     found = []
     for process in psutil.process_iter(["cmdline", "environ"]):
         environ, command = process.info["environ"] or {}, process.info["cmdline"] or ()
-        if "RAY_JOB_ID" in environ and any("nbloader.transport.forkserver" in part for part in command):
+        if "RAY_JOB_ID" in environ and any("nbloader.transport.server_process" in part for part in command):
             found.append(process.pid)
     return found
 

@@ -55,7 +55,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from nbloader._util.descriptors import close_all, open_into
-from nbloader.transport.forkserver import die_with_parent, run_and_exit
+from nbloader.transport.child_process import die_with_parent, run_and_exit
 
 SUPPORTED = hasattr(os, "fork") and hasattr(os, "pidfd_open")
 """Whether this system (Linux) and this Python support forked workers."""

@@ -76,6 +76,8 @@ class Spawning:
         """Duplicates of the descriptors that the worker needs, in order; closed when this is garbage-collected."""
         self.modules: set[str] = set()
         """Modules of the classes and functions in the pickle."""
+        self.named: list[type | FunctionType] = []
+        """Classes and Python functions in the pickle."""
         weakref.finalize(self, close_all, self.fds).atexit = False
         self._before: Any = None
 
@@ -83,6 +85,14 @@ class Spawning:
         """Register a descriptor to send to the worker. Returns its number."""
         open_into(self.fds, os.dup, fd)
         return len(self.fds) - 1
+
+    def record(self, obj: Any) -> None:
+        """Record a class, function or module that the pickle refers to."""
+        name = getattr(obj, "__name__" if isinstance(obj, ModuleType) else "__module__", None)
+        if isinstance(name, str):
+            self.modules.add(name)
+        if isinstance(obj, (type, FunctionType)):
+            self.named.append(obj)
 
     @property
     def identity(self) -> list[tuple[int, int]]:
@@ -109,10 +119,8 @@ class SharingPickler(Pickler):
     def reducer_override(self, obj: Any) -> Any:
         """See `Pickler`."""
         if isinstance(obj, _NAMED):
-            name = getattr(obj, "__name__" if isinstance(obj, ModuleType) else "__module__", None)
             spawning: Any = context.get_spawning_popen()
-            if isinstance(name, str):
-                spawning.modules.add(name)
+            spawning.record(obj)
         if _is_unnamed_lock(obj):
             raise TypeError(FORK_CONTEXT)
         reduce_lock = _THREAD_OBJECTS.get(type(obj))

@@ -6,7 +6,10 @@ gets the current contents of their files.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import importlib.util
+import random
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -18,6 +21,14 @@ from nbloader._util import code_places
 LOADER = "nbloader.loader"
 PRELOADABLE = ("torch", "torchvision", "PIL.Image", "pandas", "scipy", "cv2", LOADER)
 """Modules that are slow to import and never edited by the user."""
+_DRAW_NOTHING = frozenset({"builtins", "cloudpickle", "nbloader", "numpy"}) | sys.stdlib_module_names
+"""Packages of which nothing but `numpy.random` draws random numbers from NumPy."""
+_FUNCTION_ATTRIBUTE = {
+    staticmethod: "__func__", classmethod: "__func__", property: "fget", functools.cached_property: "func"
+}  # fmt: skip
+"""Types of attributes of classes that hold a function, and where."""
+MANY = 200
+"""Number of classes, functions and modules after which no more code is searched for random numbers."""
 LARGE = 20
 """A package with more modules than this is expected to be slow to import. Each worker imports smaller ones itself."""
 _PRELOADED_ALREADY = {"numpy", "nbloader", *(name.partition(".")[0] for name in PRELOADABLE)}
@@ -40,6 +51,96 @@ def expected(dataset: Any, *, by_torch: bool = False) -> list[str]:
     """Estimate `needed` for a dataset that has not been pickled yet. The estimate is cheap and may miss modules."""
     used = set(_used_by(dataset))
     return _loaded(used | {"torch"} if by_torch else used)
+
+
+def draws_from_numpy(payload: bytes, named: Iterable[type | FunctionType]) -> bool:
+    """Whether workers are expected to draw random numbers from NumPy. The estimate is cheap and may be wrong.
+
+    The user's own code is searched for the word "random". Packages that are neither NumPy nor part of Python are
+    expected to draw.
+
+    Args:
+        payload: See `needed`.
+        named: The classes and functions in the payload.
+    """
+    if b"random" in payload:
+        return True
+    waiting: list[Any] = list(named)
+    seen: dict[int, Any] = {}  # the values keep an id from being given to another object
+    while waiting:
+        value = waiting.pop()
+        part = value if isinstance(value, (type, FunctionType, ModuleType)) else type(value)
+        if id(part) in seen:
+            continue
+        seen[id(part)] = part
+        draws = _draws(part)
+        if draws or len(seen) > MANY:
+            return True
+        if draws is None:
+            if isinstance(part, ModuleType):
+                waiting += (sys.modules.get(name) for name in _modules_in(part) if isinstance(name, str))
+                continue
+            waiting += (sys.modules[part.__module__], *(part.__mro__ if isinstance(part, type) else ()))
+            for function in _functions_of(part):
+                names = set(_names(function.__code__))
+                if any("random" in name for name in names):
+                    return True
+                waiting += _values(function, names)
+    return False
+
+
+def _draws(part: Any) -> bool | None:
+    """Whether a class, function or module draws random numbers from NumPy.
+
+    Returns:
+        None for the user's own code, of which other parts must be searched. A module draws if it does so when it is
+        imported: in a worker, its functions need not be called.
+    """
+    home = part.__name__ if isinstance(part, ModuleType) else part.__module__
+    if not isinstance(home, str) or home not in sys.modules:
+        return False
+    if _root(home) in _DRAW_NOTHING:
+        return home.startswith("numpy.random")
+    if home != "__main__" and is_installed(sys.modules[home]):
+        return True
+    if not isinstance(part, ModuleType):
+        return None
+    return home != "__main__" and (_draws_on_import(part) or None)
+
+
+@functools.lru_cache(maxsize=MANY)
+def _draws_on_import(module: ModuleType) -> bool:
+    """Whether the import of a module of the user's seems to draw from NumPy, or imports `numpy.random`."""
+    values = list(vars(module).values())
+    if any(type(value).__module__.startswith("numpy.random") for value in values):
+        return True
+    try:
+        code = importlib.util.find_spec(module.__name__).loader.get_code(module.__name__)  # type: ignore[union-attr]
+        python = {name for name, value in vars(module).items() if value is random}
+        names = {*code.co_names} - python - {"random"} if python else {*code.co_names}
+    except (AttributeError, ImportError, OSError, SyntaxError, ValueError):  # there is no such file, or no longer
+        return False
+    return any("random" in name for name in names)
+
+
+def _functions_of(part: Any) -> Iterator[FunctionType]:
+    """Yield the functions of a class, or a function itself."""
+    for value in vars(part).values() if isinstance(part, type) else (part,):
+        attribute = _FUNCTION_ATTRIBUTE.get(type(value))
+        function = value if attribute is None else getattr(value, attribute)
+        if isinstance(function, FunctionType):
+            yield function
+
+
+def _values(function: FunctionType, names: set[str]) -> Iterator[Any]:
+    """Yield what the names in a function's code refer to: globals, parts of the user's modules, variables around it."""
+    found = [function.__globals__[name] for name in names & function.__globals__.keys()]
+    for module in [value for value in found if isinstance(value, ModuleType) and not is_installed(value)]:
+        found += [vars(module)[name] for name in names & vars(module).keys()]
+    yield from found
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # it is empty
+            yield cell.cell_contents
 
 
 def packages(modules: Iterable[str]) -> frozenset[str]:

@@ -136,6 +136,8 @@ class ProcessSetup:
             self.pickled.code, dataset, collate_fn, worker_init_fn, on_error,
             by_torch=(transport == "pickle" and collate_fn is None) or preload.need_torch(self.packages),
         )  # fmt: skip
+        if "torch" not in self.preload and preload.draws_from_numpy(self.pickled.code, self.pickled.spawning.named):
+            self.preload.append("numpy.random")  # which torch imports, too
         self.identity = self.pickled.identity
         """Equal for two setups if workers that have received one do not need the other."""
         self._template: Template | None = None

@@ -32,8 +32,10 @@ from nbloader._util.output import flush
 from nbloader.shm.segment import filled_file
 from nbloader.transport import forkserver
 from nbloader.transport.channel import Channel, Kind
+from nbloader.transport.child_process import die_with_parent
 from nbloader.transport.dataset_payload import Files, SharedPickle, load_shared, prepare
 from nbloader.transport.environment import Environment
+from nbloader.transport.server_process import serve
 
 TEMPLATE_FROM = 4 << 20
 """Minimum size of a pickle, without its large arrays, for workers to be forked from a template, bytes."""
@@ -152,7 +154,7 @@ def main(fd: int) -> NoReturn:
     ready, ready_theirs = os.pipe()
     pid = os.fork()
     if pid == 0:
-        forkserver.die_with_parent()
+        die_with_parent()
         os.close(ready)
         _run_template(channel, files, ready_theirs)
     os.close(ready_theirs)
@@ -166,7 +168,7 @@ def main(fd: int) -> NoReturn:
     os.waitpid(pid, 0)
     if loaded is not False:
         os._exit(0)
-    forkserver.serve(channel)
+    serve(channel)
 
 
 def _wait_for(ready: int, channel: Channel) -> bool | None:
@@ -195,7 +197,7 @@ def _run_template(channel: Channel, files: Files, ready: int) -> NoReturn:
     os.write(ready, b"\1")
     os.close(ready)
     channel.send(Kind.TEMPLATE, pickle.dumps(sources))
-    forkserver.serve(channel)
+    serve(channel)
 
 
 def _descriptors() -> set[tuple[int, tuple[int, int]]]:

@@ -50,8 +50,10 @@ from nbloader.shm.segment import SegmentReader, anonymous_file, mapped
 from nbloader.transport import forkserver, preload
 from nbloader.transport.bootstrap import InitMessage, WorkerStart
 from nbloader.transport.channel import IN_TURN, MAX_FDS, Bytes, Channel, Kind
+from nbloader.transport.child_process import use_outputs
 from nbloader.transport.environment import Environment
 from nbloader.transport.forker import ForkedProcess, Forker, is_forking, redirect_streams, setup_complete
+from nbloader.transport.interpreter import start_interpreter, worker_environment
 from nbloader.transport.messages import (
     BatchDone,
     DescriptorsExhausted,
@@ -67,6 +69,7 @@ from nbloader.transport.messages import (
 )
 from nbloader.transport.mp_objects import InheritedState
 from nbloader.transport.process_setup import PicklingFailure, ProcessSetup, pickle_parts
+from nbloader.transport.server_process import LIFELINE
 from nbloader.transport.stack_probe import StackPipe
 from nbloader.transport.template import Template
 from nbloader.workers import line_sampler, process_worker
@@ -501,9 +504,9 @@ class ProcessPool(WorkerPool):
 
     def _spawn(self, handle: ProcessHandle, theirs: Descriptors) -> None:
         sock = theirs.sock.fileno()
-        process = forkserver.start_interpreter(
+        process = start_interpreter(
             f"from nbloader.workers.process_worker import main; main({sock}, watched=False)", sock,
-            stdout=theirs.stdout, stderr=theirs.stderr, env=forkserver.worker_environment(),
+            stdout=theirs.stdout, stderr=theirs.stderr, env=worker_environment(),
             cwd=None if working_directory() else ROOT,
         )  # fmt: skip
         self._launched(handle, process)
@@ -525,7 +528,7 @@ class ProcessPool(WorkerPool):
                 with contextlib.suppress(OSError):  # `close` has already closed the status descriptor
                     os.close(fd)
             sock, stdout, stderr, stack, status = fds
-            forkserver.use_outputs(stdout, stderr)
+            use_outputs(stdout, stderr)
             redirect_streams(process_worker.line_writer(1), process_worker.line_writer(2))
             rng.seed_everything(start.seed)  # waits for the locks of the generators
             setup_complete()
@@ -757,8 +760,8 @@ class ProcessPool(WorkerPool):
         if handle.child is not None:
             exitcode: int | None = handle.child.wait()
         else:
-            data = os.read(fd, forkserver.LIFELINE.size)
-            value = forkserver.LIFELINE.unpack(data)[0] if data else None
+            data = os.read(fd, LIFELINE.size)
+            value = LIFELINE.unpack(data)[0] if data else None
             if value is not None and value >= 0:
                 handle.mark_launched(value)
                 messages.append(WorkerLaunched(handle.uid))
@@ -797,10 +800,10 @@ class ProcessPool(WorkerPool):
                     return None
                 handle.kill()
                 continue
-            data = os.read(handle.lifeline, forkserver.LIFELINE.size)
+            data = os.read(handle.lifeline, LIFELINE.size)
             if not data:
                 return None  # the fork server was killed, and its workers with it
-            (value,) = forkserver.LIFELINE.unpack(data)
+            (value,) = LIFELINE.unpack(data)
             if value < 0:
                 return os.waitstatus_to_exitcode(~value)
             handle.mark_launched(value)

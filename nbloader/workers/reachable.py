@@ -97,15 +97,20 @@ def is_generator(obj: Any) -> bool:
     torch = sys.modules.get("torch")
     if isinstance(obj, random.Random):
         return not isinstance(obj, random.SystemRandom)
-    if isinstance(obj, (np.random.RandomState, np.random.Generator, np.random.BitGenerator)):
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None and isinstance(
+        obj, (numpy_random.RandomState, numpy_random.Generator, numpy_random.BitGenerator)
+    ):
         return True
     return torch is not None and isinstance(obj, torch.Generator)
 
 
 def _global_generators() -> set[int]:
     """Return the ids of the global generators of `random`, NumPy and torch, which are seeded for each batch."""
-    legacy: Any = np.random.mtrand._rand
-    found = {id(random._inst), id(legacy), id(legacy._bit_generator)}
+    found = {id(random._inst)}
+    legacy: Any = getattr(sys.modules.get("numpy.random.mtrand"), "_rand", None)
+    if legacy is not None:
+        found |= {id(legacy), id(legacy._bit_generator)}
     torch = sys.modules.get("torch")
     return found if torch is None else found | {id(torch.default_generator)}
 

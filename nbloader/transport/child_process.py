@@ -1,0 +1,43 @@
+"""What a new child process does: it takes its outputs, and ends with its parent, or without the parent's handlers."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+from nbloader._util.output import flush
+
+
+def use_outputs(stdout: int, stderr: int) -> None:
+    """Make these descriptors the standard output and error of this process."""
+    os.dup2(stdout, 1)
+    os.dup2(stderr, 2)
+    os.close(stdout)
+    os.close(stderr)
+
+
+def run_and_exit(run: Callable[[], object]) -> NoReturn:
+    """In a forked process: run a function and exit, without running the exit handlers of the parent."""
+    code = 1
+    try:
+        run()
+        code = 0
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    except BaseException:  # noqa: BLE001 - above this frame is only the parent's code, which must not run here
+        sys.excepthook(*sys.exc_info())
+    finally:
+        flush(sys.stdout)
+        flush(sys.stderr)
+        os._exit(code)
+
+
+def die_with_parent() -> None:
+    """On Linux: make the kernel kill this process when the thread that forked it ends."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
