@@ -22,6 +22,8 @@ from typing import NamedTuple
 ROOT = "/"
 _ROOT = Path(ROOT)
 _PAGEMAP = Path("/proc/self/pagemap")
+UNLIMITED = 1 << 60
+"""A limit of this many bytes or more is none: version 1 of control groups reports the largest number of pages."""
 # Bits of a page's 64-bit entry (the kernel's Documentation/admin-guide/mm/pagemap.rst).
 _FILE_BIT, _SWAPPED_BIT, _PRESENT_BIT = 61, 62, 63
 
@@ -254,7 +256,7 @@ def _memory_left(group: Cgroup) -> int | None:
     for name in group.version.memory_limits:
         with contextlib.suppress(ValueError):  # "max" (no limit), or no such file
             limits.append(int(_text(group.directory / name)))
-    if not limits:
+    if min(limits, default=UNLIMITED) >= UNLIMITED:
         return None
     try:
         used = int(_text(group.directory / group.version.memory_usage))
