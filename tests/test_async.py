@@ -565,12 +565,12 @@ class SimulatedWorkers:
         return worker, None if self.left[job] else job
 
 
-@pytest.mark.parametrize("in_turn", [False, True])
+@pytest.mark.parametrize("round_robin", [False, True])
 @pytest.mark.parametrize(("concurrency", "size", "least"), [(100, 16, 0.9), (64, 32, 0.7)])
-def test_samples_stay_in_flight_although_some_take_longer(concurrency, size, least, in_turn):
+def test_samples_stay_in_flight_although_some_take_longer(concurrency, size, least, round_robin):
     policy = PrefetchPolicy(2, prefetch_factor=2, concurrency=concurrency)
     policy.expect(size)
-    dispatcher: Dispatcher[str] = Dispatcher(policy, round_robin=in_turn)
+    dispatcher: Dispatcher[str] = Dispatcher(policy, round_robin=round_robin)
     dispatcher.slots = 2
     dispatcher.open_iteration(0)
     workers = SimulatedWorkers(concurrency, size)

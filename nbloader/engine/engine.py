@@ -214,7 +214,7 @@ class Engine:
     @property
     def loaded(self) -> bool:
         """Whether a dataset has been loaded that can be sent to workers."""
-        return self._group.loaded
+        return self._group.has_setup
 
     @property
     def inline(self) -> bool:
@@ -323,7 +323,7 @@ class Engine:
             self._supervisor.wake()  # it may still be waiting for the previous workers
 
     def load(self, dataset: Any, collate_fn: Any, worker_init_fn: Any, on_error: Any) -> bool:
-        """Pack a dataset and functions and load them. See `WorkerGroup.load`.
+        """Pack a dataset and functions, for new workers to receive. See `WorkerGroup.use_setup`.
 
         User code runs without holding the lock.
 
@@ -347,7 +347,7 @@ class Engine:
         """Load a setup that was packed for a kind of workers; return None if the kind has changed in the meantime."""
         if self.closed:
             raise LoaderClosedError(CLOSED)
-        return self._group.load(setup) if kind is self._config.kind else None
+        return self._group.use_setup(setup) if kind is self._config.kind else None
 
     # ---- one round ----------------------------------------------------------------------------------------------
 
@@ -1300,7 +1300,7 @@ class Engine:
         for run in list(self._dispatcher.iterations):
             self._close_iteration(run)
         self._group.stop()
-        self._group.unload()
+        self._group.drop_setup()
         self._wake_consumers()
         return True
 

@@ -127,7 +127,7 @@ class WorkerGroup:
             on_error: See `WorkerKind.pack`.
 
         Returns:
-            The setup; None if the setup that is already loaded holds the same dataset and functions.
+            The setup; None if the present setup holds the same dataset and functions.
 
         Raises:
             DatasetTransferError: The dataset or a function cannot be sent to workers.
@@ -137,7 +137,7 @@ class WorkerGroup:
             return None
         return kind.pack(dataset, collate_fn, worker_init_fn, on_error)
 
-    def load(self, setup: WorkerSetup) -> bool:
+    def use_setup(self, setup: WorkerSetup) -> bool:
         """Choose the setup that new workers receive. Running workers keep the previous setup until they are restarted.
 
         Returns:
@@ -153,7 +153,7 @@ class WorkerGroup:
         self._dispatcher.round_robin = self._config.round_robin  # until the new workers are ready
         return True
 
-    def unload(self) -> None:
+    def drop_setup(self) -> None:
         """Drop the setup, which releases the shared memory of the dataset."""
         self._setup = None
 
@@ -163,8 +163,8 @@ class WorkerGroup:
         return self._config.options.fresh and self._config.kind.inherits(self._setup)
 
     @property
-    def loaded(self) -> bool:
-        """Whether a dataset has been loaded that can be sent to workers."""
+    def has_setup(self) -> bool:
+        """Whether there is a setup that can be sent to workers."""
         return self._setup is not None and self._config.kind.connected
 
     def start(self) -> bool:
@@ -222,7 +222,7 @@ class WorkerGroup:
         handle = self.handles.get(message.uid)
         if handle is None or handle.expected or self.pool is None or handle.uid not in self.pool.handles:
             return  # the worker was ended meanwhile
-        if message.in_turn:
+        if message.round_robin:
             self._dispatcher.round_robin = True
         self._dispatcher.worker_ready(handle.uid, handle.worker)
         slot = self._slots[handle.worker]  # it exists: a worker that loses its slot is ended by request

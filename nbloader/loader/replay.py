@@ -37,7 +37,7 @@ from nbloader.workers.in_process import (
     SampleDelivery,
     as_in_worker,
     fetch_samples,
-    fetches_together,
+    fetches_whole_batches,
     private_generators,
     seeded_collate,
 )
@@ -255,7 +255,7 @@ class ReplayedBatch:
             ReplayError: The dataset fetches the samples of a batch together; or the sample is not in this batch.
         """
         setup = self._setup
-        if setup.batched and fetches_together(setup.dataset):
+        if setup.batched and fetches_whole_batches(setup.dataset):
             raise ReplayError(f"{type(setup.dataset).__name__}.__getitems__ fetches the samples of a batch together")
         position = self._position(index)
         part = self._part(position)
@@ -321,7 +321,7 @@ class ReplayedBatch:
             if not (stop_in or post_mortem):
                 raise ReplayError(f"{type(dataset).__name__}.__getitem__ is not written in Python: nothing to debug")
             rng.seed_everything(part.seed)
-            if fetches_together(dataset):
+            if fetches_whole_batches(dataset):
                 raised = debugger.debug(lambda: dataset.__getitems__(part.indices), stop_in)
             else:
                 self._fetch(dataset, part, part.position)  # those before it
@@ -441,7 +441,7 @@ class ReplayedBatch:
             while len(outcomes) < len(tasks):
                 for message in pool.poll(None):
                     if isinstance(message, WorkerInitialized):
-                        if message.in_turn:
+                        if message.round_robin:
                             raise ReplayError(f"worker_init_fn seeds a random generator. {OWN_GENERATORS}")
                         pool.submit(handle.uid, tasks)
                     elif isinstance(message, WorkerInitFailed):

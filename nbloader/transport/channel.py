@@ -39,7 +39,7 @@ ANCILLARY_SIZE = socket.CMSG_SPACE(4 * MAX_FDS)
 _READ = ((READ_SIZE, ANCILLARY_SIZE, CLOSE_ON_EXEC),)  # arguments of `recvmsg`
 _READ_AT_ONCE = ((READ_SIZE, ANCILLARY_SIZE, NO_WAIT),)
 CUT_OFF = int(socket.MSG_CTRUNC)
-IN_TURN = b"\1"
+ROUND_ROBIN = b"\1"
 """Body of a READY frame: batches must be assigned to workers in turn."""
 LOST = -1
 """Stands for descriptors that were lost because this process has reached its limit of open files."""
@@ -57,7 +57,7 @@ class Kind(IntEnum):
     """To the worker: drop these batches of an iteration, if they were received before this frame and have not begun.
     Without batch numbers: drop all batches of the iteration, and its iterators over shards."""
     READY = 4
-    """From the worker: it has loaded its dataset. The body is `IN_TURN` if batches must be assigned in turn."""
+    """From the worker: it has loaded its dataset. The body is `ROUND_ROBIN` if batches must be assigned round-robin."""
     SEGMENT = 5
     """With a descriptor. From the worker: a new segment. To the worker: a new arena for chunks."""
     LAYOUT = 6

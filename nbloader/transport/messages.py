@@ -28,8 +28,8 @@ class WorkerInitialized:
     """The worker has loaded its dataset and accepts batches."""
 
     uid: int
-    in_turn: bool = False
-    """Whether it draws from generators that are not seeded for each batch: batches must be assigned in turn."""
+    round_robin: bool = False
+    """Whether it draws from generators that are not seeded for each batch: batches must be assigned round-robin."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -316,7 +316,7 @@ def _has_coroutines(dataset: Any) -> bool:
     return False
 
 
-def fetches_at_once(dataset: Any) -> bool:
+def awaits_whole_batches(dataset: Any) -> bool:
     """Whether one asynchronous call fetches a whole batch.
 
     This examines the datasets inside a `Subset`, which itself has `__getitems__` whatever dataset it wraps.

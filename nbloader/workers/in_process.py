@@ -50,7 +50,7 @@ class FailedSample(NamedTuple):
     error: Exception
 
 
-def fetches_together(dataset: Any) -> bool:
+def fetches_whole_batches(dataset: Any) -> bool:
     """Whether one call of the user's code fetches several samples.
 
     This examines the datasets inside a `Subset`, which itself has `__getitems__` whatever dataset it wraps.
@@ -83,7 +83,7 @@ def fetch_samples(
         return FailedSample(error)
 
     status = LocalStatus(os.getpid())
-    if batched and hasattr(dataset, "__getitems__") and (fetches_together(dataset) or on_error != "raise"):
+    if batched and hasattr(dataset, "__getitems__") and (fetches_whole_batches(dataset) or on_error != "raise"):
         fetcher = MapFetcher(
             dataset, batched=True, collates=False, output=output, status=status,
             on_error="raise" if on_error == "raise" else note,

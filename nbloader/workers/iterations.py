@@ -154,7 +154,7 @@ class Iterations:
         self._run: int | None = None
         when_imported("torch", _set_up_torch)
         self.current = self._begin(parts, start.seed)
-        self.in_turn = self.current.seeded or (start.streaming is None and holds_generator(*self.current.parts))
+        self.round_robin = self.current.seeded or (start.streaming is None and holds_generator(*self.current.parts))
         """Whether the worker draws from generators that are not seeded for each batch."""
 
     def announce(self, run: int, seed: int, open_runs: tuple[int, ...]) -> None:

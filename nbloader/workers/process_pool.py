@@ -49,7 +49,7 @@ from nbloader.shm.arena import ArenaWriter
 from nbloader.shm.segment import SegmentReader, anonymous_file, mapped
 from nbloader.transport import forkserver, preload
 from nbloader.transport.bootstrap import InitMessage, WorkerStart
-from nbloader.transport.channel import IN_TURN, MAX_FDS, Bytes, Channel, Kind
+from nbloader.transport.channel import MAX_FDS, ROUND_ROBIN, Bytes, Channel, Kind
 from nbloader.transport.child_process import use_outputs
 from nbloader.transport.environment import Environment
 from nbloader.transport.forker import ForkedProcess, Forker, is_forking, redirect_streams, setup_complete
@@ -718,7 +718,7 @@ class ProcessPool(WorkerPool):
                 messages.append(self._read_shard(handle, kind, body))
             elif kind == Kind.READY:
                 handle.ready = True
-                messages.append(WorkerInitialized(uid, in_turn=bytes(body) == IN_TURN))
+                messages.append(WorkerInitialized(uid, round_robin=bytes(body) == ROUND_ROBIN))
             elif kind == Kind.STACKS:
                 messages.append(StacksSampled(uid, pickle.loads(body)))
             elif kind == Kind.INIT_ERROR:

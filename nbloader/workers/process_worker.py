@@ -38,7 +38,7 @@ from nbloader.events.remote_errors import describe
 from nbloader.shm.segment import NO_SEGMENT, Block, SegmentWriter
 from nbloader.transport import stack_probe
 from nbloader.transport.bootstrap import InitMessage, WorkerStart
-from nbloader.transport.channel import IN_TURN, Bytes, Channel, Kind
+from nbloader.transport.channel import ROUND_ROBIN, Bytes, Channel, Kind
 from nbloader.transport.mp_objects import run_finalizers
 from nbloader.workers.fetcher import FetchedBatch, MapFetcher, is_async, raise_if_none
 from nbloader.workers.iterations import InheritedParts, Iteration, Iterations, Parts, PartsSource, PickledParts
@@ -175,7 +175,7 @@ def _initialize(channel: Channel, assets: Assets) -> WorkerLoop | ConcurrentWork
     except Exception as error:  # noqa: BLE001 - whatever the user's code raises goes to the notebook
         channel.send(Kind.INIT_ERROR, pickle.dumps(describe(error)))
         return None
-    channel.send(Kind.READY, IN_TURN if iterations.in_turn else b"")
+    channel.send(Kind.READY, ROUND_ROBIN if iterations.round_robin else b"")
     worker_loop = WorkerLoop(channel, start, iterations, status, claims, lines, assets.frames)
     if start.streaming is None and is_async(iterations.current.parts.dataset):
         claims.claim_one_by_one()

@@ -41,7 +41,7 @@ from typing import Any, NamedTuple, Protocol
 from nbloader._util.rng import seed_task
 from nbloader.events.remote_errors import SampleFailure
 from nbloader.sampling.index_arrays import IndexArray
-from nbloader.workers.fetcher import FetchedBatch, OnError, failed_sample, fetches_at_once, innermost
+from nbloader.workers.fetcher import FetchedBatch, OnError, awaits_whole_batches, failed_sample, innermost
 from nbloader.workers.status import WorkerState, WorkerStatus
 
 log = logging.getLogger(__name__)
@@ -234,7 +234,7 @@ class SampleLoop:
         """
         self._dataset = dataset
         self._on_error = on_error
-        self._at_once = self._batched and fetches_at_once(dataset)
+        self._at_once = self._batched and awaits_whole_batches(dataset)
         keep = {id(dataset), *map(id, open_datasets)}
         for old in [old for old in self._datasets if id(old) not in keep]:
             self._datasets = [other for other in self._datasets if other is not old]

@@ -379,7 +379,7 @@ class ThreadWorker:
             self._setup = self._own_setup()
             with ThreadContext(self._info(options.seed)) as context:
                 if self._initialize(context, options.seed):
-                    self._messages.put(WorkerInitialized(handle.uid, in_turn=self._in_turn(context)))
+                    self._messages.put(WorkerInitialized(handle.uid, round_robin=self._needs_round_robin(context)))
                     if isinstance(handle.tasks, LoopInbox):
                         self._run_event_loop(context, handle.tasks)
                     else:
@@ -423,7 +423,7 @@ class ThreadWorker:
                 return False
         return True
 
-    def _in_turn(self, context: ThreadContext) -> bool:
+    def _needs_round_robin(self, context: ThreadContext) -> bool:
         """Whether the worker draws from generators that are not seeded for each batch."""
         setup = self._setup
         return context.was_seeded() or (self._options.iterable is None and holds_generator(*setup))
