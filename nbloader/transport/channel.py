@@ -11,6 +11,7 @@ import collections
 import contextlib
 import errno
 import os
+import resource  # not when it is needed: with too many open files no module can be imported
 import socket
 import struct
 from collections.abc import Iterable, Sequence
@@ -275,8 +276,6 @@ class Channel:
         fd = self._fds[0]
         if fd == LOST:
             del self._fds[0]
-            import resource  # most processes do not need it
-
             limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
             text = f"{os.strerror(errno.EMFILE)} in process {os.getpid()}: raise `ulimit -n` (RLIMIT_NOFILE={limit})"
             raise OSError(errno.EMFILE, text)

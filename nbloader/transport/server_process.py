@@ -141,6 +141,8 @@ def _clone_server(channel: Channel, request: bytes, inherited: list[int]) -> Non
             os.close(fd)
         ours = Channel(socket.socket(fileno=sock), blocking=True)
         ours.send(Kind.CLONE, str(os.getpid()).encode())
+        # If the packages leave threads: with too many open files, no module could be imported later.
+        importlib.import_module("nbloader.transport.interpreter")
         packages, environment, early = pickle.loads(request)
         environment.install()
         _import_packages(packages)
@@ -219,7 +221,7 @@ def _fork_worker(channel: Channel, lifelines: dict[int, int], inherited: list[in
 
 def _spawn_worker(sock: int, stdout: int, stderr: int, module: str) -> int:
     """Start a worker in a new interpreter, since this process has other threads. Returns its pid."""
-    from nbloader.transport.interpreter import start_interpreter  # rarely needed
+    from nbloader.transport.interpreter import start_interpreter  # imported by `_clone_server`
 
     entry = f"from nbloader.transport.child_process import die_with_parent; die_with_parent(); import {module} as w"
     process = start_interpreter(f"{entry}; w.main({sock})", sock, stdout=stdout, stderr=stderr)
