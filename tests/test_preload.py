@@ -1,5 +1,6 @@
 """Which modules the fork server imports, and when."""
 
+import functools
 import importlib
 import json
 import pathlib
@@ -117,7 +118,7 @@ def test_modules_named_in_a_pickle_are_needed_if_this_process_has_imported_them(
 
 DRAWING = '''
 import functools
-import importlib
+import importlib.util
 import random as python_random
 import sys
 
@@ -187,6 +188,7 @@ class Late(Base):
 
     def __getitem__(self, i):
         had = "numpy.ran" + "dom" in sys.modules
+        importlib.util.find_spec("numpy.ran" + "dom")
         return (importlib.import_module("numpy.ran" + "dom").rand() if i != 1 else -1.0), had
 '''
 
@@ -231,6 +233,55 @@ def test_code_that_draws_from_numpy_is_found_in_functions_and_attributes(drawing
     assert draws_from_numpy(dataset)
     dataset.transform = np.random.default_rng(0)
     assert draws_from_numpy(dataset)
+
+
+class Claims:
+    """Claims to be a class."""
+
+    __class__ = type
+
+
+class Hidden:
+    __module__ = None
+
+
+class Unhashable(types.ModuleType):
+    __hash__ = None
+
+    def __eq__(self, other):
+        return False
+
+
+class Unreadable(types.ModuleType):
+    def __getattribute__(self, name):
+        raise NotImplementedError(name)
+
+
+STRANGE = {
+    "claims": Claims,
+    "hidden": Hidden,
+    "hidden class": lambda: Hidden,
+    "unhashable module": lambda: Unhashable("u"),
+    "unreadable module": lambda: Unreadable("v"),
+    "partial": lambda: functools.partial(len),
+    "list": list,
+    "builtin": lambda: print,
+}
+
+
+@pytest.mark.parametrize("name", STRANGE)
+def test_whatever_a_module_holds_is_no_error(drawing, name):
+    vars(drawing)["value"] = STRANGE[name]()
+    assert isinstance(draws_from_numpy(drawing.Plain()), bool)
+    assert ProcessSetup(drawing.Plain(), None, None, "raise", "shared_memory").packages == frozenset()
+
+
+@pytest.mark.parametrize("module", [None, Unhashable("drawing_datasets"), object()], ids=["None", "module", "object"])
+def test_a_module_that_is_none_is_no_error(drawing, module, monkeypatch):
+    dataset = drawing.Plain()
+    pickled = SharedPickle(dataset)
+    monkeypatch.setitem(sys.modules, "drawing_datasets", module)
+    assert isinstance(preload.draws_from_numpy(pickled.code, pickled.spawning.named), bool)
 
 
 def test_packages_are_expected_to_draw_from_numpy(drawing):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
@@ -23,29 +22,42 @@ def when_imported(name: str, call: Callable[[], object]) -> None:
 
 
 class _Watch:
-    """A meta path finder that wraps the loader of one module; the other finders find the module.
+    """A meta path finder that wraps the loader of one module; the finders after it find the module.
 
-    It does not subclass `importlib.abc.MetaPathFinder`, because importing that class would take each worker 8 ms.
+    It stays in `sys.meta_path`: another thread may be iterating over the list, and would skip a finder if one were
+    removed. It does not subclass `importlib.abc.MetaPathFinder`, because importing that class would take each worker
+    8 ms.
     """
 
     def __init__(self, name: str, call: Callable[[], object]) -> None:
         self._name = name
         self._call = call
+        self._called = False
 
     def find_spec(
-        self, fullname: str, _path: Sequence[str] | None, _target: ModuleType | None = None
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Return the spec that the other finders find, with a loader that also calls the function."""
-        if fullname != self._name:
+        if fullname != self._name or self._called:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
+        spec = self._found_by_others(path, target)
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
             def execute_and_call(module: ModuleType) -> None:
                 execute(module)
-                self._call()
+                if not self._called:  # otherwise the module was imported again
+                    self._called = True
+                    self._call()
 
             spec.loader.exec_module = execute_and_call  # type: ignore[method-assign]
         return spec
+
+    def _found_by_others(self, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
+        finders = list(sys.meta_path)
+        for finder in finders[finders.index(self) + 1 :]:
+            find_spec = getattr(finder, "find_spec", None)
+            spec: ModuleSpec | None = None if find_spec is None else find_spec(self._name, path, target)
+            if spec is not None:
+                return spec
+        return None

@@ -197,6 +197,8 @@ class _ThreadLocal(threading.local):
 
 thread_local = _ThreadLocal()
 _seed = 0
+_has_seed = False
+"""Whether `seed_everything` was called."""
 _numpy_deferred = False
 """Whether NumPy's global generator is seeded when `numpy.random` is imported, and not before."""
 _python: Any = getattr(random, "_inst")  # noqa: B009 - private
@@ -211,12 +213,12 @@ def seed_everything(seed: int) -> None:
 
     On a thread that has its own generators, seed those instead.
     """
-    global _seed  # noqa: PLW0603 - the generators are global too
+    global _has_seed, _seed
     own = thread_local.generators
     if own is not None:
         own.seed_all(seed)
         return
-    _seed = seed
+    _seed, _has_seed = seed, True
     if _python_seed is None:
         random.seed(seed)
     else:
@@ -224,6 +226,8 @@ def seed_everything(seed: int) -> None:
         _python.gauss_next = None
     if not _numpy_deferred:
         np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002 - the global generator is what datasets use
+    elif "numpy.random" in sys.modules:
+        _seed_imported_numpy()
     torch = sys.modules.get("torch")
     if torch is not None:
         # torch.manual_seed would also queue a call for CUDA each time, with a formatted stack
@@ -233,7 +237,7 @@ def seed_everything(seed: int) -> None:
 def defer_numpy() -> None:
     """Do not import `numpy.random` to seed it. In a worker whose dataset does not use it, the import would take 12 ms.
 
-    When it is imported, it is seeded with the seed of the last call of `seed_everything`.
+    When it is imported, it is seeded with the seed of the last call of `seed_everything`, if there was one.
     """
     global _numpy_deferred  # noqa: PLW0603 - the generators are global too
     _numpy_deferred = True
@@ -242,8 +246,12 @@ def defer_numpy() -> None:
 
 def _seed_imported_numpy() -> None:
     global _numpy_deferred  # noqa: PLW0603 - as above
+    seed = getattr(sys.modules["numpy.random"], "seed", None)
+    if seed is None or not _numpy_deferred:  # another thread is still importing it, and will call this; or it was done
+        return
     _numpy_deferred = False
-    sys.modules["numpy.random"].seed(_seed & 0xFFFFFFFF)
+    if _has_seed:
+        seed(_seed & 0xFFFFFFFF)
 
 
 def draw_seed(generator: Any = None) -> int:
@@ -286,7 +294,7 @@ def was_seeded() -> bool:
     words = python.getstate()[1][:-1]
     if not any(words in _python_words(value) for value in derived):
         return True
-    if own is None and _numpy_deferred:
+    if own is None and _numpy_deferred and "numpy.random" not in sys.modules:
         return False
     if own is None and type(_numpy_random().get_bit_generator()) is not np.random.MT19937:
         return True  # `np.random.set_bit_generator` has replaced it

@@ -76,8 +76,8 @@ class Spawning:
         """Duplicates of the descriptors that the worker needs, in order; closed when this is garbage-collected."""
         self.modules: set[str] = set()
         """Modules of the classes and functions in the pickle."""
-        self.named: list[type | FunctionType] = []
-        """Classes and Python functions in the pickle."""
+        self.named: list[type | FunctionType | ModuleType] = []
+        """Classes, Python functions and modules that the pickle refers to."""
         weakref.finalize(self, close_all, self.fds).atexit = False
         self._before: Any = None
 
@@ -91,7 +91,7 @@ class Spawning:
         name = getattr(obj, "__name__" if isinstance(obj, ModuleType) else "__module__", None)
         if isinstance(name, str):
             self.modules.add(name)
-        if isinstance(obj, (type, FunctionType)):
+        if isinstance(obj, (type, FunctionType, ModuleType)):
             self.named.append(obj)
 
     @property

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.util
-import random
+import logging
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from types import CodeType, FunctionType, ModuleType
+from pathlib import Path
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from nbloader._util import code_places
+from nbloader._util.signals import raised_by_handler
+
+log = logging.getLogger(__name__)
 
 LOADER = "nbloader.loader"
 PRELOADABLE = ("torch", "torchvision", "PIL.Image", "pandas", "scipy", "cv2", LOADER)
@@ -27,11 +31,13 @@ _FUNCTION_ATTRIBUTE = {
     staticmethod: "__func__", classmethod: "__func__", property: "fget", functools.cached_property: "func"
 }  # fmt: skip
 """Types of attributes of classes that hold a function, and where."""
-MANY = 200
+_DRAWING_LINE = rb"(?m)^(?!def |class |async def )[^\s#@].*(\.random\b|\bnumpy\b.*\brandom\b)"
+"""Matches a line at the top level of a module that uses an attribute `random`, or imports it from NumPy."""
+MANY = 100
 """Number of classes, functions and modules after which no more code is searched for random numbers."""
 LARGE = 20
 """A package with more modules than this is expected to be slow to import. Each worker imports smaller ones itself."""
-_PRELOADED_ALREADY = {"numpy", "nbloader", *(name.partition(".")[0] for name in PRELOADABLE)}
+_PRELOADED_ALREADY = {"encodings", "importlib", "nbloader", "numpy", *(name.partition(".")[0] for name in PRELOADABLE)}
 
 
 def needed(payload: bytes, *parts: Any, by_torch: bool = False) -> list[str]:
@@ -53,7 +59,7 @@ def expected(dataset: Any, *, by_torch: bool = False) -> list[str]:
     return _loaded(used | {"torch"} if by_torch else used)
 
 
-def draws_from_numpy(payload: bytes, named: Iterable[type | FunctionType]) -> bool:
+def draws_from_numpy(payload: bytes, named: Iterable[Any]) -> bool:
     """Whether workers are expected to draw random numbers from NumPy. The estimate is cheap and may be wrong.
 
     The user's own code is searched for the word "random". Packages that are neither NumPy nor part of Python are
@@ -61,15 +67,25 @@ def draws_from_numpy(payload: bytes, named: Iterable[type | FunctionType]) -> bo
 
     Args:
         payload: See `needed`.
-        named: The classes and functions in the payload.
+        named: The classes, functions and modules that the payload refers to.
     """
     if b"random" in payload:
         return True
-    waiting: list[Any] = list(named)
+    try:
+        return _code_draws(list(named))
+    except Exception as error:  # the user's objects may raise anything when they are looked at
+        if raised_by_handler(error):
+            raise
+        log.debug("the dataset's code was not searched for random numbers", exc_info=True)
+        return True
+
+
+def _code_draws(waiting: list[Any]) -> bool:
+    """Search these classes, functions and modules, and what they refer to."""
     seen: dict[int, Any] = {}  # the values keep an id from being given to another object
     while waiting:
         value = waiting.pop()
-        part = value if isinstance(value, (type, FunctionType, ModuleType)) else type(value)
+        part = value if issubclass(type(value), (type, FunctionType, ModuleType)) else type(value)
         if id(part) in seen:
             continue
         seen[id(part)] = part
@@ -78,9 +94,10 @@ def draws_from_numpy(payload: bytes, named: Iterable[type | FunctionType]) -> bo
             return True
         if draws is None:
             if isinstance(part, ModuleType):
-                waiting += (sys.modules.get(name) for name in _modules_in(part) if isinstance(name, str))
+                names = {name for name in _modules_in(part) if isinstance(name, str)}
+                waiting += map(sys.modules.get, names)
                 continue
-            waiting += (sys.modules[part.__module__], *(part.__mro__ if isinstance(part, type) else ()))
+            waiting += (sys.modules.get(part.__module__), *(part.__mro__ if isinstance(part, type) else ()))
             for function in _functions_of(part):
                 names = set(_names(function.__code__))
                 if any("random" in name for name in names):
@@ -97,7 +114,7 @@ def _draws(part: Any) -> bool | None:
         imported: in a worker, its functions need not be called.
     """
     home = part.__name__ if isinstance(part, ModuleType) else part.__module__
-    if not isinstance(home, str) or home not in sys.modules:
+    if not isinstance(home, str) or not isinstance(sys.modules.get(home), ModuleType):
         return False
     if _root(home) in _DRAW_NOTHING:
         return home.startswith("numpy.random")
@@ -105,22 +122,19 @@ def _draws(part: Any) -> bool | None:
         return True
     if not isinstance(part, ModuleType):
         return None
-    return home != "__main__" and (_draws_on_import(part) or None)
+    if home == "__main__":
+        return False
+    holds = any(str(type(value).__module__).startswith("numpy.random") for value in list(vars(part).values()))
+    return holds or _draws_on_import(str(vars(part).get("__file__"))) or None
 
 
 @functools.lru_cache(maxsize=MANY)
-def _draws_on_import(module: ModuleType) -> bool:
-    """Whether the import of a module of the user's seems to draw from NumPy, or imports `numpy.random`."""
-    values = list(vars(module).values())
-    if any(type(value).__module__.startswith("numpy.random") for value in values):
-        return True
+def _draws_on_import(file: str) -> bool:
+    """Whether a statement at the top level of a source file seems to draw from NumPy, or imports `numpy.random`."""
     try:
-        code = importlib.util.find_spec(module.__name__).loader.get_code(module.__name__)  # type: ignore[union-attr]
-        python = {name for name, value in vars(module).items() if value is random}
-        names = {*code.co_names} - python - {"random"} if python else {*code.co_names}
-    except (AttributeError, ImportError, OSError, SyntaxError, ValueError):  # there is no such file, or no longer
+        return re.search(_DRAWING_LINE, Path(file).read_bytes()) is not None
+    except OSError:
         return False
-    return any("random" in name for name in names)
 
 
 def _functions_of(part: Any) -> Iterator[FunctionType]:
@@ -212,17 +226,31 @@ def _is_large(package: str) -> bool:
 def _modules_in(module: ModuleType) -> Iterator[Any]:
     """Yield the modules to which the globals of a module refer."""
     for value in list(vars(module).values()):
-        if isinstance(value, ModuleType):
-            yield value.__name__
-        elif isinstance(value, (type, FunctionType)):
-            yield value.__module__
+        if issubclass(type(value), (ModuleType, type, FunctionType)):
+            yield _module_of(value)
+
+
+def _module_of(value: Any) -> Any:
+    """Return the name of the module that must be imported to get an object: a str, unless user code has changed it.
+
+    This runs no code of the object, which may claim to have any class, or be a lazy module that would be loaded.
+    """
+    kind = type(value)
+    if issubclass(kind, ModuleType):
+        return ModuleType.__getattribute__(value, "__dict__").get("__name__")
+    if issubclass(kind, type):
+        return type.__getattribute__(value, "__module__")
+    if issubclass(kind, (FunctionType, BuiltinFunctionType, MethodType)):
+        return value.__module__
+    return type.__getattribute__(kind, "__module__")
 
 
 def is_installed(module: ModuleType) -> bool:
     """Whether a module belongs to Python or an installed package, and not to the user's own files."""
-    file = vars(module).get("__file__")
+    attributes = attributes_of(module)
+    file = attributes.get("__file__")
     if not isinstance(file, str):
-        spec = vars(module).get("__spec__")
+        spec = attributes.get("__spec__")
         return getattr(spec, "origin", None) in ("built-in", "frozen")
     return code_places.is_installed(file)
 
@@ -251,8 +279,7 @@ def _imported_by(home: str) -> set[str]:
 
 def _home(value: Any) -> str:
     """Return the package that must be imported to get a module, class or function."""
-    name = value.__name__ if isinstance(value, ModuleType) else str(getattr(value, "__module__", ""))
-    return _key(name)
+    return _key(str(_module_of(value)))
 
 
 def _used_by(dataset: Any) -> Iterator[str]:

@@ -97,10 +97,9 @@ def is_generator(obj: Any) -> bool:
     torch = sys.modules.get("torch")
     if isinstance(obj, random.Random):
         return not isinstance(obj, random.SystemRandom)
-    numpy_random = sys.modules.get("numpy.random")
-    if numpy_random is not None and isinstance(
-        obj, (numpy_random.RandomState, numpy_random.Generator, numpy_random.BitGenerator)
-    ):
+    numpy_random = sys.modules.get("numpy.random")  # a thread may be importing it
+    of_numpy = [getattr(numpy_random, name, None) for name in ("RandomState", "Generator", "BitGenerator")]
+    if isinstance(obj, tuple(filter(None, of_numpy))):
         return True
     return torch is not None and isinstance(obj, torch.Generator)
 
