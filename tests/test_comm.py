@@ -73,7 +73,10 @@ def run(client: BlockingKernelClient, code: str) -> str:
 
 
 def until_idle(client: BlockingKernelClient, parent: str) -> str:
-    """Return what is printed with a cell as its parent until the cell is idle."""
+    """Return what is printed with a cell as its parent until the cell is idle, and its reply was sent.
+
+    A request that arrives while ipykernel 7.0 to 7.3 sends a reply may never be read (ipython/ipykernel#1554).
+    """
     printed = []
     ended = False
     while not ended:
@@ -85,6 +88,8 @@ def until_idle(client: BlockingKernelClient, parent: str) -> str:
         assert msg["msg_type"] != "error", msg["content"]
         # the pump sends "idle" for the comm's message, never for the cell
         ended = msg["msg_type"] == "status" and msg["content"]["execution_state"] == "idle"
+    while client.get_shell_msg(timeout=TIMEOUT)["parent_header"].get("msg_id") != parent:
+        pass
     return "".join(printed)
 
 
