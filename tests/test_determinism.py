@@ -16,6 +16,7 @@ from datasets import Augmented, Numbers, all_pids
 from resumption import epochs, plain
 
 from nbloader import DataLoader
+from nbloader.scheduler import dispatcher
 
 
 class Seeds(Numbers):
@@ -35,7 +36,10 @@ def loader_of(**options):
 
 @pytest.mark.parametrize("options", [{"num_workers": 1}, {"num_workers": 3}, {"num_workers": 2, "workers": "thread"}],
                          ids=["one", "three", "threads"])  # fmt: skip
-def test_augmented_batches_equal_those_of_the_inline_worker_after_kills_restarts_resizes_and_reloads(options):
+def test_augmented_batches_equal_those_of_the_inline_worker_after_kills_restarts_resizes_and_reloads(
+    options, monkeypatch
+):
+    monkeypatch.setattr(dispatcher, "MAX_DEATHS", 1000)  # on a busy machine, one batch may meet three of the kills
     with loader_of() as loader:
         want = epochs(loader, 2)
     with loader_of(**options, max_restarts=1000) as loader:

@@ -36,6 +36,7 @@ from nbloader import (
 from nbloader import events as ev
 from nbloader._util.descriptors import close_all
 from nbloader.batch.header import PICKLED, BatchHeader, pack_header
+from nbloader.scheduler import dispatcher
 from nbloader.shm.segment import NO_SEGMENT
 from nbloader.transport import environment, forkserver, server_process
 from nbloader.transport.channel import Channel, Kind
@@ -242,6 +243,20 @@ def test_a_hung_worker_is_restarted_from_another_thread(tmp_path, ids):
         thread.join()
         assert [r.attempt for r in loader.events.batches() if r.index == 5] == [2]
         assert loader.stats().deaths == 0
+
+
+def test_a_worker_that_dies_before_it_begins_a_batch_does_not_count_against_the_batch(monkeypatch):
+    """Only a batch that has ended several workers is given up."""
+    monkeypatch.setattr(dispatcher, "MAX_DEATHS", 1)
+    with DataLoader(Numbers(40), 4, num_workers=1, persistent_workers=True) as loader:
+        assert flat(loader) == list(range(40))
+        (worker,) = map(psutil.Process, pids(loader))
+        worker.suspend()
+        wait_for(lambda: worker.status() == psutil.STATUS_STOPPED)
+        epoch = iter(loader)  # its batches are sent to the worker, which reads none of them
+        wait_for(lambda: loader.stats().in_flight)
+        worker.kill()
+        assert flat(epoch) == list(range(40))
 
 
 def test_a_stopped_worker_can_be_restarted():

@@ -28,6 +28,7 @@ from torch.utils.data import DistributedSampler, get_worker_info
 
 from nbloader import DataLoader
 from nbloader.sampling import samplers
+from nbloader.scheduler import dispatcher
 from nbloader.workers.iterable_fetcher import _resume
 
 
@@ -182,7 +183,9 @@ def test_with_in_order_false_no_batch_is_lost_or_repeated(dataset):
 
 
 @pytest.mark.parametrize("name", ["shuffle", "generator", "random module", "stateful", "skipping", "iterator"])
-def test_kills_restarts_and_resizes_do_not_change_the_state(name):
+def test_kills_restarts_and_resizes_do_not_change_the_state(name, monkeypatch):
+    monkeypatch.setattr(dispatcher, "MAX_DEATHS", 1000)  # on a busy machine, one batch may meet three of the kills
+
     def run(disturb):
         torch.manual_seed(6)
         random.seed(6)

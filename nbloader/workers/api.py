@@ -171,7 +171,7 @@ class WorkerHandle:
         return ""
 
     def begun(self, held: list[Task]) -> list[Task]:
-        """Return the held tasks that are being processed: only the first one, unless the dataset is asynchronous."""
+        """Return the held tasks that are being processed: at most the first one, unless the dataset is asynchronous."""
         return held[:1]
 
     def kill(self) -> None:

@@ -76,7 +76,7 @@ from nbloader.workers import line_sampler, process_worker
 from nbloader.workers.api import LocalSetup, OutputTail, WorkerHandle, WorkerKind, WorkerOptions, WorkerPool
 from nbloader.workers.iterations import Parts
 from nbloader.workers.reachable import holds_for_this_thread
-from nbloader.workers.status import PRODUCING, SHARED_STATUS_SIZE, SharedStatus
+from nbloader.workers.status import PRODUCING, SHARED_STATUS_SIZE, SharedStatus, WorkerState
 from nbloader.workers.task_claims import CLAIMS_SIZE, TaskRevoker
 
 log = logging.getLogger(__name__)
@@ -305,7 +305,12 @@ class ProcessHandle(WorkerHandle):
     def begun(self, held: list[Task]) -> list[Task]:
         """See `WorkerHandle`."""
         claimed = self.revoker.begun
-        return super().begun(held) if claimed is None else [task for task in held if task.sequence <= claimed]
+        if claimed is not None:
+            return [task for task in held if task.sequence <= claimed]
+        status = self.status
+        if status.state == WorkerState.STARTING:
+            return []
+        return [task for task in held[:1] if (task.run, task.job) == (status.run, status.number)]
 
     def kill(self) -> None:
         """See `WorkerHandle`."""
