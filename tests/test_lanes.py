@@ -78,6 +78,7 @@ def passed(result):
     return re.findall(r"^(?:<.*>)?(\S+)::\S+", result.stdout, re.MULTILINE)[::2]
 
 
+@pytest.mark.slow
 def test_processes_that_share_the_tests_run_each_module_once_and_slow_and_large_ones_first(shared):
     first = shared()
     assert first.returncode == 0, first.stdout
@@ -88,6 +89,7 @@ def test_processes_that_share_the_tests_run_each_module_once_and_slow_and_large_
     assert (second.returncode, passed(second)) == (0, []), "it was never the first to come to a module"
 
 
+@pytest.mark.slow
 def test_what_other_processes_have_taken_does_not_keep_a_package_set_up(shared):
     """After a package's last test of ours, the next test collected is one of the same package that another runs."""
     result = shared("inner/test_small.py")

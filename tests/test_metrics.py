@@ -500,6 +500,7 @@ def test_concurrent_updates_are_all_counted():
 # --- points
 
 
+@pytest.mark.slow
 def test_snapshots_add_points_which_are_bounded():
     stats = new_stats()
     stats.update(EpochStarted(START, 0, 0, None, 2))
