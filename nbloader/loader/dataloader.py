@@ -1174,18 +1174,6 @@ def blank(cls: type[DataLoader[Any]]) -> DataLoader[Any]:
     return object.__new__(cls)
 
 
-def make(cls: type[DataLoader[Any]], arguments: dict[str, Any]) -> DataLoader[Any]:
-    """Create a loader that version 0.1 pickled, without calling the `__init__` of its subclass.
-
-    Args:
-        cls: The loader's class.
-        arguments: Arguments of `DataLoader`.
-    """
-    loader = object.__new__(cls)
-    DataLoader.__init__(loader, **arguments)
-    return loader
-
-
 @dataclass(slots=True, kw_only=True)
 class _Parts:
     """State that belongs to one loader and is neither copied nor pickled."""
