@@ -8,7 +8,8 @@
 #                      those of large packages, ROWS=samples those of samples of packages, where they are installed;
 #                      PEERS="paddle spdl grain mxnet" adds other loaders); writes table.md and results.json to
 #                      build/bench
-# make bench-gpu       benchmark of uploads against torch, needs a GPU; writes to build/bench-gpu
+# make bench-gpu       benchmark of uploads against torch, and of four ways to upload; needs a GPU; writes to
+#                      build/bench-gpu
 # make bench-ray       benchmark of workers on a Ray cluster of simulated nodes, against Ray's own transfer and Ray Data,
 #                      and of what a batch costs the notebook's process; also `make bench ROWS=ray`
 # make soak            stress test: kill, restart, resize and compare every batch (SECONDS=300)
@@ -94,6 +95,7 @@ endif
 
 bench-gpu: $(MADE)-test
 	$(PY) tests/bench/gpu.py
+	$(PY) tests/bench/uploads.py
 
 bench-ray: $(MADE)-test
 	$(PY) tests/bench/cluster_driver.py

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     )
     from nbloader.explorer.api import explore
     from nbloader.loader.dataloader import DataLoader
-    from nbloader.loader.upload_benchmark import compare_uploads
     from nbloader.recording.player import play
     from nbloader.sampling.samplers import FilterSampler, IntervalSampler
     from nbloader.shm.share import share
@@ -49,7 +48,6 @@ _MODULES = {
     "WorkerDiedError": "nbloader.errors",
     "WorkerStartError": "nbloader.errors",
     "cached": "nbloader.cache.cached_function",
-    "compare_uploads": "nbloader.loader.upload_benchmark",
     "configure_cache": "nbloader.cache.process_cache",
     "explore": "nbloader.explorer",
     "get_worker_info": "nbloader.workers.worker_info",
@@ -72,7 +70,6 @@ __all__ = [
     "WorkerDiedError",
     "WorkerStartError",
     "cached",
-    "compare_uploads",
     "configure_cache",
     "explore",
     "get_worker_info",

@@ -10,8 +10,14 @@ import sys
 
 import pytest
 import torch
+from datasets import Images
+from stand_in import StandIn
 
 BENCH = pathlib.Path(__file__).parent / "bench"
+sys.path.insert(0, str(BENCH))
+import uploads  # noqa: E402
+
+sys.path.remove(str(BENCH))
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(BENCH.parents[1])}
 
 
@@ -58,14 +64,32 @@ def test_a_fault_is_measured(measure):
     assert 0 < float(done.stdout) < 60
 
 
-def test_the_benchmark_of_uploads_says_that_there_is_no_gpu():
+@pytest.mark.parametrize(
+    ("script", "message"), [("gpu.py", "No GPU found"), ("uploads.py", "sees no such accelerator here")]
+)
+def test_the_benchmarks_of_uploads_say_that_there_is_no_gpu(script, message):
     if torch.cuda.is_available():
         pytest.skip("there is one")
     done = subprocess.run(
-        [sys.executable, str(BENCH / "gpu.py")], capture_output=True, text=True, check=False, env=ENVIRONMENT
+        [sys.executable, str(BENCH / script)], capture_output=True, text=True, check=False, env=ENVIRONMENT
     )
     assert done.returncode == 1
-    assert done.stderr.startswith("No GPU found")
+    assert message in done.stderr
+
+
+def test_the_same_epoch_is_uploaded_in_four_ways():
+    made = []
+
+    def accelerator(way, side_stream):
+        made.append((way, side_stream))
+        return StandIn(1, way=way, ahead=side_stream)
+
+    rows = uploads.compare_uploads(Images(16), 4, accelerator, lambda batch: batch[0].sum())
+    assert made == [("pageable", False), ("copied", False), ("registered", False), ("registered", True)]
+    assert [row.ways for row in rows] == [((way, 4),) for way, _side in made]
+    head, _columns, *lines = uploads.table(rows).splitlines()
+    assert head == "Batches of 0.1 MB"
+    assert [line.split("  ")[0] for line in lines] == [row.name for row in rows]
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from datasets import Images, Numbers
 from same import assert_same
 from test_transfer import assert_images, images, segment
 
-from nbloader import DataLoader, compare_uploads
+from nbloader import DataLoader
 from nbloader.device import torch_backend
 from nbloader.device.transfer import BatchKey, DeviceLane, DeviceTransfer
 
@@ -274,10 +274,3 @@ def test_a_full_gpu_is_a_clear_error_and_the_epoch_continues():
         finally:
             torch.cuda.set_per_process_memory_fraction(1.0)
         assert_images([[part.cpu() for part in batch] for batch in it])
-
-
-@gpu
-@no_gpu
-def test_four_ways_to_upload_on_a_gpu():
-    got = compare_uploads(Images(400), batch_size=16, step=1.0)
-    assert [row.ways[0][0] for row in got.rows] == ["pageable", "copied", "registered", "registered"]

@@ -20,7 +20,7 @@ from same import assert_same
 from stand_in import DeviceFull, StandIn
 from torch.utils.data import default_collate
 
-from nbloader import DataLoader, DatasetTransferError, compare_uploads
+from nbloader import DataLoader, DatasetTransferError
 from nbloader.device.accelerator import CopyTimes
 from nbloader.device.pinning import Pinning
 from nbloader.device.record_queue import MAX_PENDING_RECORDS, PendingPlacement, RecordQueue
@@ -625,38 +625,6 @@ def test_batches_alternate_between_several_devices():
         assert [r.placed.device for r in loader.events.batches()] == ["stand-in:0", "stand-in:1"] * 5
     assert [len(step) for step in steps] == [2] * 5
     assert_images([batch for step in steps for batch in step])
-
-
-# ---- compare_uploads
-
-
-def test_four_ways_to_upload_the_same_epoch_are_compared():
-    made = []
-
-    def accelerator(way, side_stream):
-        made.append((way, side_stream))
-        return StandIn(1, way=way, ahead=side_stream)
-
-    got = compare_uploads(
-        Images(16), batch_size=4, num_workers=1, step=lambda batch: batch[0].sum(), accelerator=accelerator
-    )
-    assert made == [("pageable", False), ("copied", False), ("registered", False), ("registered", True)]
-    assert got.device == "stand-in:0"
-    assert [row.ways for row in got.rows] == [((way, 4),) for way, _side in made]
-    assert all(row.batches == 4 and row.ms > 0 for row in got.rows)
-    lines = str(got).splitlines()
-    assert lines[0].startswith("Batches of 0.1 MB to stand-in:0; the loop's step alone takes")
-    assert len(lines) == 6
-    assert lines[5].startswith("pinned in place, side stream")
-    assert got._repr_html_().count("<tr") == 5
-    assert list(got.figure().y_range.factors) == [row.name for row in reversed(got.rows)]
-
-
-@pytest.mark.skipif(torch.accelerator.is_available(), reason="there is one")
-@pytest.mark.parametrize(("device", "message"), [("cuda", "sees no such accelerator here"), ("cpu", "no accelerator")])
-def test_comparing_uploads_needs_an_accelerator(device, message):
-    with pytest.raises(RuntimeError, match=message):
-        compare_uploads(device=device)
 
 
 # ---- no accelerators in workers

@@ -15,8 +15,9 @@ import sys
 import time
 from pathlib import Path
 
+from uploads import RandomImages, matrix_products
+
 from nbloader import DataLoader
-from nbloader.loader.upload_benchmark import RandomImages, matrix_products
 
 TURNS = 5
 STEPS = (0.0, 5.0, 20.0)
