@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import pathlib
-import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -16,26 +15,13 @@ import lanes
 import leaks
 import pytest
 
-from nbloader._util import torch_api
-from nbloader.loader.config import LoaderConfig
 from nbloader.transport import preload
-
-if not torch_api.INSTALLED:  # as where there is no wheel of torch: NumPy output, and only tests that need no torch
-    LoaderConfig.__init__.__kwdefaults__["output"] = "numpy"  # type: ignore[index]
-NEEDS_TORCH = re.compile(r"^(import|from) (torch|datasets|iterables|resumption|same|stand_in)\b", re.MULTILINE)
 
 CLUSTER_NOTEBOOK = "04_many_machines.ipynb"
 NO_CLUSTER = (
     "it starts a Ray cluster of four nodes, which fails on a machine that is busy with other tests; test_ray.py has "
     "one of two nodes. NBLOADER_TEST_CLUSTER=1 runs it, where Ray is installed"
 )
-
-
-def pytest_ignore_collect(collection_path: pathlib.Path) -> bool | None:
-    """Without torch, ignore the test modules that import it, themselves or by a helper module."""
-    if torch_api.INSTALLED or collection_path.suffix != ".py":
-        return None
-    return True if NEEDS_TORCH.search(collection_path.read_text(encoding="utf-8")) else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

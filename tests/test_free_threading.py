@@ -1,4 +1,4 @@
-"""Worker threads in an interpreter without the GIL. Needs no torch, of which there may be no wheel for it."""
+"""Worker threads in an interpreter without the GIL."""
 
 from __future__ import annotations
 

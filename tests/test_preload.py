@@ -455,3 +455,28 @@ class TestTheServerThatWarmUpStarts:
             )
             command = interpreter.python_command(entry)
             assert subprocess.run(command, pass_fds=(theirs.fileno(),), timeout=90, check=False).returncode == 0
+
+
+def test_a_worker_whose_samples_are_arrays_imports_no_torch(tmp_path):
+    done = run_script(
+        """
+        import sys
+        import numpy as np
+        from nbloader import DataLoader
+
+        class Arrays:
+            def __len__(self):
+                return 4
+
+            def __getitem__(self, i):
+                # Not its whole name: a worker whose code contains that is expected to use it.
+                return np.array(any(name.startswith("torc") for name in sys.modules))
+
+        if __name__ == "__main__":
+            for output in ("torch", "numpy"):
+                with DataLoader(Arrays(), 2, num_workers=1, output=output) as loader:
+                    print([batch.tolist() for batch in loader])
+        """,
+        tmp_path,
+    )
+    assert (done.stdout, done.stderr) == ("[[False, False], [False, False]]\n" * 2, "")

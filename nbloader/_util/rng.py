@@ -257,15 +257,9 @@ def _seed_imported_numpy() -> None:
 def draw_seed(generator: Any = None) -> int:
     """Draw the base seed of an epoch as torch does, so that `torch.manual_seed` makes epochs reproducible.
 
-    If torch is not installed, the seed comes from NumPy's global generator, which `numpy.random.seed` seeds.
-
     Args:
         generator: The `torch.Generator` to draw from; None for the global one.
     """
-    from nbloader._util import torch_api  # it imports torch; this module, which workers use, does not
-
-    if not torch_api.INSTALLED:
-        return int(np.random.randint(1 << 63, dtype=np.int64))  # noqa: NPY002 - the one that users seed
     import torch
 
     return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())

@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 
-from nbloader._util.torch_stand_ins import missing_torch
 from nbloader.batch.pytree import (
     ArrayNode,
     DataclassNode,
@@ -35,7 +34,7 @@ from nbloader.batch.pytree import (
     container_of,
     map_tree,
 )
-from nbloader.batch.rebuild import Memory, builder
+from nbloader.batch.rebuild import Memory
 from nbloader.shm.segment import aligned
 
 NOT_COLLATED = "default_collate: batch must contain tensors, numpy arrays, numbers, dicts or lists; found {}"
@@ -260,47 +259,20 @@ def _registered(kind: type) -> bool:
 def collate_object(samples: list[Any], output: str) -> Any:
     """Collate samples that `Plan` does not support, with torch's `default_collate` (imports torch).
 
-    If torch is not installed, `collate_to_arrays` collates them.
-
     Args:
         samples: The samples of a batch.
         output: "torch" or "numpy".
 
     Raises:
-        ModuleNotFoundError: torch is not installed, and only torch's function can collate these samples.
         Exception: Whatever the function that collates them raises.
     """
     if not samples:
         raise IndexError(EMPTY_BATCH)
-    try:
-        from torch import Tensor
-        from torch.utils.data import default_collate
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        return collate_to_arrays(samples)
+    from torch import Tensor
+    from torch.utils.data import default_collate
+
     batch = default_collate(samples)
     return batch if output == "torch" else map_tree(batch, lambda part: type(part) is Tensor, _as_array)
-
-
-def collate_to_arrays(samples: list[Any]) -> Any:
-    """Collate samples into arrays by the rules of torch's `default_collate`, without torch.
-
-    Args:
-        samples: The samples of a batch.
-
-    Raises:
-        ModuleNotFoundError: Only torch's function can collate these samples.
-        Exception: The samples cannot be collated.
-    """
-    try:
-        plan = Plan(samples)
-    except NotPlannedError:
-        kind = type(samples[0]).__name__
-        raise missing_torch(f"collating samples such as this {kind}", "pass a collate_fn") from None
-    memory = np.empty(plan.nbytes, np.uint8)
-    plan.fill(memory)
-    return builder(plan.tree, "numpy")(memory, plan.extras)
 
 
 def _as_array(tensor: Any) -> Any:

@@ -20,7 +20,6 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from nbloader._util.signals import raised_by_handler
-from nbloader._util.torch_stand_ins import Subset
 from nbloader.batch.collate import NUMPYS_OWN
 from nbloader.batch.pytree import ArrayNode, DictNode, ExtraNode, LayoutNode, ListNode
 from nbloader.batch.rebuild import Memory
@@ -196,19 +195,18 @@ class RowSelector:
         kind = type(dataset)
         if kind in _ARRAYS:
             return _column(dataset, rows)
-        if kind is not Subset:
-            torch = sys.modules.get("torch")
-            if torch is None:
-                raise NotInMemoryError
-            if kind is torch.Tensor:
-                return _tensor_column(torch, dataset, rows, output)
-            data = torch.utils.data
-            if kind not in (data.TensorDataset, data.StackDataset, data.Subset) or "__getitems__" in vars(dataset):
-                raise NotInMemoryError
-            if kind is data.TensorDataset:
-                return [self._describe(tensor, rows, output) for tensor in dataset.tensors]
-            if kind is data.StackDataset:
-                return self._describe_stack(dataset.datasets, rows, output)
+        torch = sys.modules.get("torch")
+        if torch is None:
+            raise NotInMemoryError
+        if kind is torch.Tensor:
+            return _tensor_column(torch, dataset, rows, output)
+        data = torch.utils.data
+        if kind not in (data.TensorDataset, data.StackDataset, data.Subset) or "__getitems__" in vars(dataset):
+            raise NotInMemoryError
+        if kind is data.TensorDataset:
+            return [self._describe(tensor, rows, output) for tensor in dataset.tensors]
+        if kind is data.StackDataset:
+            return self._describe_stack(dataset.datasets, rows, output)
         chosen = self._indices_of(dataset.indices)
         return self._describe(dataset.dataset, chosen.take(_within(rows, len(chosen)), 0, None, "clip"), output)
 
@@ -249,7 +247,7 @@ _HUGGING_FACE = ("datasets.arrow_dataset", "Dataset")
 def may_be_in_memory(dataset: Any) -> bool:
     """Whether a dataset is of a type that `RowSelector` knows."""
     kind = type(dataset)
-    if kind in _ARRAYS or kind is Subset or _is_hugging_face(dataset):
+    if kind in _ARRAYS or _is_hugging_face(dataset):
         return True
     torch = sys.modules.get("torch")
     if torch is None:
@@ -280,8 +278,6 @@ def is_arrays(dataset: Any) -> bool:
 def _parts(dataset: Any) -> Sequence[Any]:
     """Return what a subset or another dataset of `torch.utils.data` wraps; an empty sequence for other objects."""
     kind = type(dataset)
-    if kind is Subset:
-        return (dataset.dataset,)
     torch = sys.modules.get("torch")
     if torch is None:
         return ()

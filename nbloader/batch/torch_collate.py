@@ -1,33 +1,20 @@
-"""The default collate functions, with and without torch, and the functions that workers use instead."""
+"""torch's default collate functions, and the functions that workers use instead."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
-from nbloader.batch.collate import collate_to_arrays, convert
-
 
 def default_function(*, batched: bool) -> Callable[[Any], Any]:
-    """Return the default `collate_fn`: torch's, or one that returns NumPy arrays if torch is not installed.
+    """Return torch's default `collate_fn`.
 
     Args:
         batched: Whether samples are batched.
     """
-    from nbloader._util import torch_api
-
-    if not torch_api.INSTALLED:
-        return collate_to_arrays if batched else convert_to_arrays
     from torch.utils.data._utils import collate as torch_collate
 
     return torch_collate.default_collate if batched else torch_collate.default_convert
-
-
-def convert_to_arrays(sample: Any) -> Any:
-    """Convert a sample as torch's `default_convert` does, but to NumPy arrays instead of tensors."""
-    return convert(sample, np.asarray)
 
 
 class RegisteredCollate:
@@ -62,11 +49,9 @@ def collate_for_workers(collate_fn: Callable[[Any], Any], *, batched: bool) -> C
     Returns:
         The function; None if workers use nbloader's own collation, which follows torch's rules and is faster.
     """
-    from nbloader._util import torch_api
-
     if collate_fn is not default_function(batched=batched):
         return collate_fn
-    if not batched or not torch_api.INSTALLED:
+    if not batched:
         return None
     from torch.utils.data._utils import collate as torch_collate
 

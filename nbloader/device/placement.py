@@ -32,14 +32,9 @@ def check_device(device: Any, output: str = "torch") -> Any:
     Raises:
         ValueError: `device` names no device, or `output` is "numpy".
         RuntimeError: This machine has no such device.
-        ModuleNotFoundError: torch is not installed.
     """
     if device is None or isinstance(device, Accelerator):
         return device
-    from nbloader._util import torch_api
-
-    if not torch_api.INSTALLED:
-        raise torch_api.missing_torch(f"device={device!r}", "omit it")
     import torch
 
     try:
@@ -84,13 +79,10 @@ def check_pin(pin_memory: bool) -> bool:
     """Return whether to pin batches. Without an accelerator, warns as torch does and returns False."""
     if not pin_memory:
         return False
-    from nbloader._util import torch_api
+    import torch
 
-    if torch_api.INSTALLED:
-        import torch
-
-        if torch.accelerator.is_available():
-            return True
+    if torch.accelerator.is_available():
+        return True
     warn("pin_memory=True has no effect: no accelerator was found, so batches stay in pageable memory.")
     return False
 

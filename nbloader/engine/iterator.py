@@ -11,9 +11,12 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
+from torch._C._autograd import _profiler_enabled as profiling
+from torch.autograd.profiler import record_function
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
 from nbloader import events as ev
 from nbloader._util.signals import raised_by_handler
-from nbloader._util.torch_api import _BaseDataLoaderIter, profiling, record_function
 from nbloader._util.wakeup import Wakeup
 from nbloader.batch.header import NOT_MEASURED
 from nbloader.batch.payload import BatchPayload

@@ -79,15 +79,15 @@ def source_of(x: Any, buffer: int) -> Source:
 
 
 def _is_of_torch(x: Any, name: str) -> bool:
-    """Whether an object is an instance of a class of `torch.utils.data`, or of its stand-in if torch is not installed.
+    """Whether an object is an instance of a class of `torch.utils.data`.
 
     Importing torch takes 2 s. If nothing has imported it yet, there is no such instance.
     """
-    if "torch" not in sys.modules and "nbloader._util.torch_api" not in sys.modules:
+    if "torch" not in sys.modules:
         return False
-    from nbloader._util import torch_api
+    from torch.utils import data
 
-    return isinstance(x, getattr(torch_api, name))
+    return isinstance(x, getattr(data, name))
 
 
 def _workers_of(loader: Any) -> str:

@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import json
 import operator
-import sys
 import threading
 import time
 import uuid
@@ -24,7 +23,6 @@ from IPython import get_ipython
 from nbloader._util import rng
 from nbloader._util.current_class import with_current_class
 from nbloader._util.format import clean
-from nbloader._util.torch_stand_ins import Subset
 from nbloader.errors import NbloaderError, ReplayError
 from nbloader.explorer import static
 from nbloader.explorer.batch_samples import WHOLE, BatchSamples, facts
@@ -224,18 +222,15 @@ class Explorer:
     def good(self) -> Any:
         """Return the dataset without the selected samples, as a `torch.utils.data.Subset`.
 
-        If torch has not been imported, nbloader's own `Subset` is returned, with the same attributes `dataset` and
-        `indices`.
-
         Raises:
             TypeError: The dataset is a stream, which has no indices.
         """
         if self._source.streaming:
             raise TypeError("a stream has no indices: skip the samples in its __iter__, or pass on_error to the loader")
-        torch = sys.modules.get("torch")
-        kind = Subset if torch is None else torch.utils.data.Subset
+        from torch.utils.data import Subset
+
         bad = set(self.selected)
-        return kind(self._source.original, [index for index in range(self._total) if index not in bad])
+        return Subset(self._source.original, [index for index in range(self._total) if index not in bad])
 
     @property
     def failed(self) -> list[int]:

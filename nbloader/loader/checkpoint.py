@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from nbloader._util import rng, torch_api
+from nbloader._util import rng
 from nbloader._util.rng import mix
 from nbloader._util.signals import raised_by_handler
 from nbloader._util.state_dict import is_stateful
@@ -136,7 +136,6 @@ class Checkpoint:
         """Return the fields that must be equal in the loader that resumes."""
         return {
             "nbloader": VERSION,
-            **({} if torch_api.INSTALLED else {"torch": False}),  # states of earlier versions have no such field
             "kind": "iterable" if context.iterable else "map",
             "length": None if context.iterable else samplers.length(context.dataset),
             "batch_size": context.batch_size,

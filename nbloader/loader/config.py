@@ -21,8 +21,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeAlias, TypeVar, cast, get_args
 
-from nbloader._util import torch_api
-from nbloader._util.torch_api import Dataset, IterableDataset, missing_torch
+import torch
+from torch.utils.data import Dataset, IterableDataset
+
 from nbloader._util.validate import natural, one_of
 from nbloader.batch.chunking import check_chunk
 from nbloader.device.accelerator import Accelerator
@@ -44,7 +45,7 @@ Output: TypeAlias = Literal["torch", "numpy"]
 Dispatch: TypeAlias = Literal["least_loaded", "round_robin"]
 LastBatch: TypeAlias = Literal["keep", "discard", "rollover"]
 OnTimeout: TypeAlias = Literal["raise", "restart"]
-Device: TypeAlias = str | int | torch_api.device | Accelerator
+Device: TypeAlias = str | int | torch.device | Accelerator
 
 MAX_TIMEOUT = 2_147_483
 """Maximum timeout in seconds, since the system counts the milliseconds of a wait in a C int."""
@@ -69,13 +70,6 @@ DatasetLike: TypeAlias = Dataset[T_co] | MapDataset[T_co] | Iterable[T_co]
 
 def _choice(name: str, value: Any, *, among: Any) -> Any:
     one_of(name, value, get_args(among))
-    return value
-
-
-def _output(name: str, value: Any) -> Any:
-    one_of(name, value, get_args(Output))
-    if value == "torch" and not torch_api.INSTALLED:
-        raise missing_torch("output='torch', the default,", "pass output='numpy'")
     return value
 
 
@@ -142,9 +136,8 @@ def _timeout(name: str, value: Any) -> float:
 
 
 def _generator(name: str, value: Any) -> Any:
-    if value is not None and not isinstance(value, torch_api.Generator):
-        hint = "" if torch_api.INSTALLED else ". torch is not installed: seed the order with numpy.random.seed(...)"
-        raise TypeError(f"{name} must be a torch.Generator or None, not {type(value).__name__}: {value!r}{hint}")
+    if value is not None and not isinstance(value, torch.Generator):
+        raise TypeError(f"{name} must be a torch.Generator or None, not {type(value).__name__}: {value!r}")
     return value
 
 
@@ -227,7 +220,6 @@ class LoaderConfig(Generic[T_co]):
             same check, it begins as torch's.
         TypeError: A wrong type.
         RuntimeError: `device` does not exist on this machine.
-        ModuleNotFoundError: An argument needs torch, which is not installed.
     """
 
     dataset: DatasetLike[T_co] = field(
@@ -284,7 +276,7 @@ class LoaderConfig(Generic[T_co]):
         "each epoch has new ones, unless `persistent_workers=True`. Without this argument, workers are forked on Linux "
         "if the dataset or a function cannot be pickled, with a warning.",
     )  # fmt: skip
-    generator: torch_api.Generator | None = _argument(
+    generator: torch.Generator | None = _argument(
         None, _generator, doc="The `torch.Generator` that the order and the seeds are drawn from, as in torch."
     )
     _: KW_ONLY
@@ -320,9 +312,7 @@ class LoaderConfig(Generic[T_co]):
         "the same order.",
     )  # fmt: skip
     output: Output = _argument(
-        "torch", _output, fixed=True,
-        doc='"torch" for tensors or "numpy" for arrays. Arrays do not need torch: such a loader works where torch is '
-        "not installed, and then draws its order and seeds from NumPy's global generator.",
+        "torch", functools.partial(_choice, among=Output), fixed=True, doc='"torch" for tensors or "numpy" for arrays.',
     )  # fmt: skip
     dispatch: Dispatch = _argument(
         "least_loaded", functools.partial(_choice, among=Dispatch), fixed=True,

@@ -31,11 +31,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
+import torch
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
+
 from nbloader import events as ev
-from nbloader._util import torch_api
 from nbloader._util.current_class import with_current_class
 from nbloader._util.replaceable import ReplaceableProperty
-from nbloader._util.torch_api import _BaseDataLoaderIter, _DatasetKind
 from nbloader._util.user_warning import warn
 from nbloader.batch.rows import is_arrays, is_in_memory
 from nbloader.batch.torch_collate import collate_for_workers, default_function
@@ -93,11 +94,10 @@ def _close_all() -> None:
         engine.close()
 
 
-class DataLoader(torch_api.DataLoader[T_co]):
+class DataLoader(torch.utils.data.DataLoader[T_co]):
     """Loads batches of samples; a drop-in replacement for `torch.utils.data.DataLoader` with a live view and controls.
 
     It is a subclass of torch's loader, because programs check for that with `isinstance`, but shares no code with it.
-    Without torch, it is a stand-alone class and needs `output="numpy"`.
 
     The type parameter is the type of the dataset's samples, as in torch.
 
@@ -108,7 +108,6 @@ class DataLoader(torch_api.DataLoader[T_co]):
         ValueError: A wrong value; the message names the argument, the value and what is allowed.
         TypeError: A wrong type, or an argument that does not exist.
         RuntimeError: `device` does not exist on this machine.
-        ModuleNotFoundError: An argument needs torch, which is not installed.
     """
 
     _iterator: Any = None
@@ -121,7 +120,7 @@ class DataLoader(torch_api.DataLoader[T_co]):
     dataset: Any
     batch_size: int | None
     drop_last: bool
-    generator: torch_api.Generator | None
+    generator: torch.Generator | None
     in_order: bool
     last_batch: str | None
     prefetch: int | None
@@ -205,7 +204,7 @@ class DataLoader(torch_api.DataLoader[T_co]):
         return cls(functions, batch_sampler=SourceSampler(source, batch_size), **arguments)
 
     @classmethod
-    def from_torch(cls, loader: torch_api.DataLoader[T_co], **changes: Any) -> DataLoader[T_co]:
+    def from_torch(cls, loader: torch.utils.data.DataLoader[T_co], **changes: Any) -> DataLoader[T_co]:
         """Create a loader that yields what an existing torch loader yields.
 
         A loader that Accelerate prepared is a wrapper around torch's loader, for placement, gradient accumulation and
@@ -223,7 +222,7 @@ class DataLoader(torch_api.DataLoader[T_co]):
         if inside is not None:
             loader.base_dataloader = cls.from_torch(inside, **changes)
             return loader  # type: ignore[return-value]
-        if not isinstance(loader, torch_api.DataLoader):
+        if not isinstance(loader, torch.utils.data.DataLoader):
             raise TypeError(f"from_torch takes a torch.utils.data.DataLoader, not {type(loader).__name__}: {loader!r}")
         return cls(**{**torch_compat.arguments_of(loader), **changes})
 

@@ -14,8 +14,9 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import cloudpickle
+import torch
 
-from nbloader._util import rng, torch_api
+from nbloader._util import rng
 from nbloader._util.rng import PreservedRandomState
 from nbloader._util.signals import raised_by_handler
 from nbloader._util.state_dict import as_json, is_stateful
@@ -61,12 +62,6 @@ def checked_state(state: Any, identity: State, context: EpochContext) -> State:
         raise ValueError(
             f"{ROOT}['nbloader']: this state has version {_short(version)}; this nbloader reads version "
             f"{identity['nbloader']}, which DataLoader.state_dict() writes"
-        )
-    if state.get("torch", True) != identity.get("torch", True):
-        here, there = ("", "not ") if torch_api.INSTALLED else ("not ", "")
-        raise ValueError(
-            f"this state does not fit: torch was {there}installed where it was saved, and is {here}installed here. The "
-            "orders and seeds of epochs are drawn from torch's generator or, without torch, from NumPy's."
         )
     result = {name: _entry(state, ROOT, name, _FIELDS[name]) for name in identity}
     for name, value in identity.items():
@@ -281,7 +276,7 @@ def _generator(text: Any, where: str, device: Any = "cpu") -> str:
     if not isinstance(text, str):
         raise _wrong(where, "a str, the state of a generator", text)
     try:
-        rng.load_generator(torch_api.Generator(device), text)
+        rng.load_generator(torch.Generator(device), text)
     except ValueError as error:
         raise ValueError(f"{where}: {str(error)[:120]}") from error
     return text
@@ -293,8 +288,8 @@ def _order(value: Any, where: str) -> Any:
         return value if value is None else _seed(value, where)
     if not isinstance(value, dict):
         raise _wrong(where, "int or dict or None", value)
-    result: State = {"torch": _entry(value, where, "torch", _generator)} if torch_api.INSTALLED else {}
-    if torch_api.INSTALLED and "random" not in value and "numpy" not in value:
+    result: State = {"torch": _entry(value, where, "torch", _generator)}
+    if "random" not in value and "numpy" not in value:
         return result
     version, words, gauss = _entries(_entry(value, where, "random", _list), f"{where}['random']", 3)
     result["random"] = [
@@ -391,7 +386,6 @@ def _copied(value: Any, where: str) -> Any:
 
 _FIELDS: dict[str, _Check] = {
     "nbloader": _count,
-    "torch": _bool,
     "kind": _string,
     "length": _optional_count,
     "batch_size": _optional_count,

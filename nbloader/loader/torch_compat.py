@@ -7,7 +7,8 @@ import multiprocessing
 import sys
 from typing import Any
 
-from nbloader._util import torch_api
+import torch
+
 from nbloader._util.user_warning import warn
 from nbloader.loader.config import ARGUMENTS, LoaderConfig
 from nbloader.sampling.samplers import FullBatches
@@ -64,10 +65,12 @@ def arguments_of(loader: Any) -> dict[str, Any]:
     config = getattr(loader, "_config", None)
     ours = isinstance(config, LoaderConfig)
     iterable = (
-        config.iterable if isinstance(config, LoaderConfig) else isinstance(loader.dataset, torch_api.IterableDataset)
+        config.iterable
+        if isinstance(config, LoaderConfig)
+        else isinstance(loader.dataset, torch.utils.data.IterableDataset)
     )
     names = (
-        ARGUMENTS if ours else frozenset(inspect.signature(torch_api.DataLoader.__init__).parameters)
+        ARGUMENTS if ours else frozenset(inspect.signature(torch.utils.data.DataLoader.__init__).parameters)
     ) - _SELECTS_SAMPLES
     given = vars(loader)  # what the user gave, where a property shows what is in effect
     arguments = {name: given.get(name, getattr(loader, name)) for name in names if hasattr(loader, name)}
@@ -77,7 +80,7 @@ def arguments_of(loader: Any) -> dict[str, Any]:
         arguments.update(batch_size=loader.batch_size, drop_last=loader.drop_last)
     elif batch_sampler is None:
         arguments.update(batch_size=None, sampler=loader.sampler)
-    elif type(batch_sampler) in {torch_api.BatchSampler, FullBatches} and loader.batch_size is not None:
+    elif type(batch_sampler) in {torch.utils.data.BatchSampler, FullBatches} and loader.batch_size is not None:
         arguments.update(batch_size=loader.batch_size, sampler=loader.sampler, drop_last=loader.drop_last)
     else:
         arguments["batch_sampler"] = batch_sampler

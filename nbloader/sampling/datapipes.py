@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from nbloader._util.torch_api import INSTALLED, IterDataPipe, MapDataPipe
-
-if TYPE_CHECKING or INSTALLED:
-    import torch
-    import torch.distributed
+import torch
+import torch.distributed
+from torch.utils.data import IterDataPipe, MapDataPipe
 
 
 class ShuffledDataset(NamedTuple):

@@ -16,7 +16,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from nbloader._util import torch_api
+import torch
+import torch.utils.data
+
 from nbloader._util.rng import PreservedRandomState, mix
 from nbloader.sampling import samplers
 from nbloader.sampling.index_arrays import BLOCK, IndexArray
@@ -169,7 +171,7 @@ class RedrawnOrder(EpochOrder):
     def find(self, index: Any, *, batched: bool) -> int | None:
         """See `EpochOrder`. Inverts a computed order; searches any other order many batches at a time."""
         sampler = self._sampler
-        if type(sampler) is not torch_api.BatchSampler or type(index) is not int:
+        if type(sampler) is not torch.utils.data.BatchSampler or type(index) is not int:
             return super().find(index, batched=batched)
         position = self._position(sampler, index)
         if position is None:
@@ -321,7 +323,7 @@ def frozen(sampler: Any) -> Any:
 
 def _redrawable() -> set[type]:
     """Return the types of samplers whose order depends only on their parameters, a dataset's length and a generator."""
-    from nbloader._util.torch_api import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
+    from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
 
     ours = {samplers.FullBatches, samplers.IntervalSampler, samplers.FilterSampler, samplers.LargeRandomSampler}
     return {BatchSampler, SequentialSampler, RandomSampler, DistributedSampler, *ours}
@@ -344,9 +346,9 @@ def _copy(sampler: Any, own: dict[int, Any]) -> Any:
     return copied
 
 
-def _new_generator(generator: torch_api.Generator) -> Any:
+def _new_generator(generator: torch.Generator) -> Any:
     """Create a generator of the same kind; `ResumableSampler` sets its state."""
-    return torch_api.Generator(device=generator.device)
+    return torch.Generator(device=generator.device)
 
 
 def _position(indices: Any, index: int) -> int | None:

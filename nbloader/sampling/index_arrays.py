@@ -68,7 +68,7 @@ def array_batches(batch_sampler: Any) -> Iterator[IndexArray] | None:
     Returns:
         The batches; None for other samplers, which may do anything.
     """
-    from nbloader._util.torch_api import BatchSampler
+    from torch.utils.data import BatchSampler
 
     if type(batch_sampler) is not BatchSampler:
         return None
@@ -78,7 +78,8 @@ def array_batches(batch_sampler: Any) -> Iterator[IndexArray] | None:
 
 def _blocks(sampler: Any) -> Iterator[Any] | None:
     """Return the indices of a sampler as arrays of any length; None if its order is not known."""
-    from nbloader._util.torch_api import RandomSampler, SequentialSampler
+    from torch.utils.data import RandomSampler, SequentialSampler
+
     from nbloader.sampling.samplers import LargeRandomSampler, RemainingPermutation  # lazy: not needed by workers
 
     kind = type(sampler)

@@ -20,7 +20,9 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from nbloader._util import rng, torch_api
+import torch
+
+from nbloader._util import rng
 from nbloader._util.rng import PreservedRandomState
 from nbloader._util.signals import raised_by_handler
 from nbloader._util.state_dict import as_json, is_stateful
@@ -214,7 +216,7 @@ def parts(index_sampler: Any) -> list[Any]:
 def generators(index_sampler: Any, generator: Any) -> list[Any]:
     """Return the generators that an epoch draws from, except the global ones."""
     found = [generator, *(getattr(part, "generator", None) for part in parts(index_sampler))]
-    return list({id(g): g for g in found if isinstance(g, torch_api.Generator)}.values())
+    return list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
 
 
 def _first(indices: Iterator[Any]) -> Iterator[Any]:
@@ -236,7 +238,7 @@ def _raise(error: Exception) -> Any:
 
 def _remaining(sampler: Any, position: int) -> Iterable[Any] | None:
     """Return the order after `position` if it can be computed without the part before it; None for other samplers."""
-    from nbloader._util.torch_api import BatchSampler, SequentialSampler
+    from torch.utils.data import BatchSampler, SequentialSampler
 
     if type(sampler) is BatchSampler:
         rest = _remaining(sampler.sampler, position * sampler.batch_size)
@@ -248,14 +250,14 @@ def _remaining(sampler: Any, position: int) -> Iterable[Any] | None:
 
 def _drawing() -> set[type]:
     """Return the types of samplers that draw from `generator`, or from the global generator if that is None."""
-    from nbloader._util.torch_api import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
+    from torch.utils.data import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
     return {RandomSampler, SubsetRandomSampler, WeightedRandomSampler, LargeRandomSampler}
 
 
 def _known() -> set[type]:
     """Return the types of samplers for which it is known whether they draw from global generators."""
-    from nbloader._util.torch_api import BatchSampler, DistributedSampler, SequentialSampler
+    from torch.utils.data import BatchSampler, DistributedSampler, SequentialSampler
 
     plain = {BatchSampler, SequentialSampler, DistributedSampler, FullBatches, IntervalSampler, FilterSampler}
     return {*plain, *_drawing(), list, tuple, range}

@@ -145,7 +145,7 @@ class FullBatches:
 
 
 class LargeRandomSampler:
-    """A random permutation, computed during iteration: for `shuffle=True` on a large dataset, or without torch.
+    """A random permutation, computed during iteration: for `shuffle=True` on a large dataset.
 
     Args:
         data_source: The dataset.
@@ -245,13 +245,13 @@ def make_samplers(
         group: Number of batches that are delivered together.
         generator: The `torch.Generator` for random orders; None for torch's default generator.
     """
-    from nbloader._util.torch_api import INSTALLED, BatchSampler, RandomSampler, SequentialSampler
+    from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
     chosen: Any = sampler
     if sampler is None:
         if not shuffle:
             chosen = SequentialSampler(dataset)
-        elif len(dataset) >= LARGE or not INSTALLED:
+        elif len(dataset) >= LARGE:
             chosen = LargeRandomSampler(dataset, generator)
         else:
             chosen = RandomSampler(dataset, generator=generator)
@@ -265,7 +265,8 @@ def make_samplers(
 
 def make_endless(*, batch_size: int | None, drop_last: bool) -> Samplers:
     """Create the samplers of a loader over an iterable dataset, as torch's DataLoader does."""
-    from nbloader._util.torch_api import BatchSampler, _InfiniteConstantSampler
+    from torch.utils.data import BatchSampler
+    from torch.utils.data.dataloader import _InfiniteConstantSampler
 
     endless: Any = _InfiniteConstantSampler()
     return Samplers(endless, BatchSampler(endless, batch_size, drop_last) if batch_size is not None else None)
@@ -294,7 +295,7 @@ def warn_if_no_samples(**sources: Any) -> None:
 
 def by_position() -> set[type]:
     """Return the types of samplers that yield only positions in the dataset, from 0."""
-    from nbloader._util.torch_api import RandomSampler, SequentialSampler
+    from torch.utils.data import RandomSampler, SequentialSampler
 
     return {SequentialSampler, RandomSampler, LargeRandomSampler, IntervalSampler, FilterSampler}
 

@@ -13,7 +13,6 @@ from operator import length_hint
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from nbloader._util.signals import raised_by_handler
-from nbloader._util.torch_stand_ins import Subset
 from nbloader.batch.rows import RowSelector, Selection, may_be_in_memory
 from nbloader.events.remote_errors import SampleFailure, describe
 from nbloader.sampling.index_arrays import IndexArray
@@ -355,5 +354,5 @@ def _wrapper(dataset: Any) -> str:
     Subclasses do not count, because they may behave differently.
     """
     torch = sys.modules.get("torch")
-    of_torch = () if torch is None else (torch.utils.data.Subset, torch.utils.data.ConcatDataset)
-    return type(dataset).__name__ if type(dataset) in (Subset, *of_torch) else ""
+    wrappers = () if torch is None else (torch.utils.data.Subset, torch.utils.data.ConcatDataset)
+    return type(dataset).__name__ if type(dataset) in wrappers else ""

@@ -2,8 +2,8 @@
 
     PYTHONPATH=. python3.13t tests/bench/free_threading.py
 
-It needs no torch. On a busy machine compare the CPU time: as long as that is the same for both, the threads do not
-hinder each other, and how much of the time both run is up to the machine.
+On a busy machine compare the CPU time: as long as that is the same for both, the threads do not hinder each other, and
+how much of the time both run is up to the machine.
 """
 
 from __future__ import annotations
