@@ -211,7 +211,6 @@ def test_a_seed_derived_from_the_workers_own_leaves_the_seeds_to_the_batches():
         random.seed(seed)
         np.random.seed(seed)
         torch.manual_seed(seed)
-        np.random.rand(3)
 
     assert run(Augmented(12), worker_init_fn=init) == run(Augmented(12))
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextvars
-import ctypes
-import functools
 import random
-import struct
 import sys
 import threading
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -201,11 +198,6 @@ _has_seed = False
 """Whether `seed_everything` was called."""
 _numpy_deferred = False
 """Whether NumPy's global generator is seeded when `numpy.random` is imported, and not before."""
-_python: Any = getattr(random, "_inst")  # noqa: B009 - private
-"""The generator behind the functions of `random`."""
-_python_seed = super(random.Random, _python).seed if type(_python) is random.Random else None
-"""Seeds that generator with an integer, without the checks of `random.seed`, which take 0.4 us. None if its class is
-not `random.Random`."""
 
 
 def seed_everything(seed: int) -> None:
@@ -219,11 +211,7 @@ def seed_everything(seed: int) -> None:
         own.seed_all(seed)
         return
     _seed, _has_seed = seed, True
-    if _python_seed is None:
-        random.seed(seed)
-    else:
-        _python_seed(seed)
-        _python.gauss_next = None
+    random.seed(seed)
     if not _numpy_deferred:
         np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002 - the global generator is what datasets use
     elif "numpy.random" in sys.modules:
@@ -275,8 +263,9 @@ def seed_torch() -> None:
 def was_seeded() -> bool:
     """Whether other code has seeded a generator of this thread since the last call of `seed_everything`.
 
-    Drawing numbers does not count as seeding. Neither does a seed that is derived from the seed of that call in a usual
-    way, such as `torch.initial_seed() % 2**32` in torch's documentation: that seed still determines the state.
+    A seed that is derived from the seed of that call in a usual way, such as `torch.initial_seed() % 2**32` in torch's
+    documentation, does not count: that seed still determines the state. Numbers drawn from `random` or NumPy do count,
+    since they change the state as a seed does.
     """
     own = thread_local.generators
     seed = _seed if own is None else own.seed
@@ -284,51 +273,31 @@ def was_seeded() -> bool:
     torch_generator = _torch_generator()
     if torch_generator is not None and torch_generator.initial_seed() not in derived:
         return True
-    python: Any = random if own is None else own.random
-    words = python.getstate()[1][:-1]
-    if not any(words in _python_words(value) for value in derived):
+    python_state = (random if own is None else own.random).getstate()
+    if all(python_state != random.Random(value).getstate() for value in derived):  # noqa: S311 - to compare with
         return True
     if own is None and _numpy_deferred and "numpy.random" not in sys.modules:
         return False
-    if own is None and type(_numpy_random().get_bit_generator()) is not np.random.MT19937:
-        return True  # `np.random.set_bit_generator` has replaced it
-    keys = (_numpy_random() if own is None else own.numpy).get_state(legacy=False)["state"]["key"].tobytes()
-    return not any(keys in _numpy_words(value & 0xFFFFFFFF) for value in derived)
+    numpy_state = _numpy_state(_numpy_random() if own is None else own.numpy)
+    return all(numpy_state != _numpy_state(np.random.RandomState(value & 0xFFFFFFFF)) for value in derived)
 
 
 def states() -> list[Any]:
-    """Return the states of this thread's generators, for comparison: `random`, NumPy, torch (None if not imported).
-
-    Takes about 5 us, or 70 us if the memory layout of the generators is unknown or the thread has its own generators.
-    """
+    """Return the states of this thread's generators, for comparison: `random`, NumPy, torch (None if not imported)."""
     own = thread_local.generators
     torch_generator = _torch_generator()
-    torch_state = None if torch_generator is None else torch_generator.get_state().numpy().tobytes()
-    python_state = _python_memory.save() if own is None else own.random.getstate()
-    if own is None:
-        generator, words, left_over, *_ = _numpy_memory.save()
-        if left_over is not None:
-            return [python_state, (id(generator), words, left_over), torch_state]
-    numpy_state = (_numpy_random() if own is None else own.numpy).get_state(legacy=False)
-    words = [value.tobytes() if isinstance(value, np.ndarray) else value for value in numpy_state["state"].values()]
-    return [python_state, (words, numpy_state.get("has_gauss")), torch_state]
+    return [
+        (random if own is None else own.random).getstate(),
+        _numpy_state(_numpy_random() if own is None else own.numpy),
+        None if torch_generator is None else torch_generator.get_state().numpy().tobytes(),
+    ]
 
 
-def _python_words(seed: int) -> list[tuple[int, ...]]:
-    """Return the state words of a new `random.Random(seed)`: before the first draw, and after up to 624 draws."""
-    generator = random.Random(seed)  # noqa: S311 - to compare with
-    words = [generator.getstate()[1][:-1]]
-    generator.getrandbits(32)
-    return [*words, generator.getstate()[1][:-1]]
-
-
-def _numpy_words(seed: int) -> list[bytes]:
-    """Return the state words of a new `np.random.RandomState(seed)`, before any draw and after up to 624 draws."""
-    generator = np.random.MT19937()
-    generator._legacy_seeding(seed)
-    words = [generator.state["state"]["key"].tobytes()]
-    generator.random_raw()
-    return [*words, generator.state["state"]["key"].tobytes()]
+def _numpy_state(generator: Any) -> tuple[Any, ...]:
+    """Return the state of a `RandomState`, or of NumPy's global one, in a form that can be compared."""
+    state = generator.get_state(legacy=False)
+    words = [value.tobytes() if isinstance(value, np.ndarray) else value for value in state["state"].values()]
+    return state["bit_generator"], words, state.get("has_gauss"), state.get("gauss")
 
 
 def _torch_generator() -> Any:
@@ -345,141 +314,10 @@ def _torch_seed() -> int:
     return (_seed if own is None else own.seed) & 0x7FFFFFFFFFFFFFFF
 
 
-_GAUSS_FLAG = 8
-"""Size of NumPy's flag in front of the cached normal number, bytes."""
-_MT19937_KEYS = 4 * 624
-"""Size of a Mersenne twister's state words, bytes. NumPy stores the position after the words, CPython before them."""
-_MT19937_SIZE = _MT19937_KEYS + 4
-
-
-def _memory_at(address: int) -> memoryview:
-    """Return a view of a Mersenne twister's state; it is valid as long as the generator exists."""
-    return memoryview((ctypes.c_char * _MT19937_SIZE).from_address(address)).cast("B")
-
-
-class _PythonMemory:
-    """Accesses the memory of the generator behind the functions of `random`, to copy its state in 0.2 us, not 10 us.
-
-    `getstate` and `setstate` convert 625 words one by one. In CPython the words are stored in the generator object,
-    right after the object header. This layout is checked once; if it differs, those functions are used.
-    """
-
-    def __init__(self) -> None:
-        self._memory = _memory_at(id(_python) + object.__basicsize__) if self._is_known() else None
-
-    @staticmethod
-    def _is_known() -> bool:
-        if sys.implementation.name != "cpython" or type(_python) is not random.Random:
-            return False
-        probe = random.Random(1)  # noqa: S311 - not used as a generator
-        probe.random()
-        *words, position = probe.getstate()[1]
-        return bytes(_memory_at(id(probe) + object.__basicsize__)) == np.array([position, *words], np.uint32).tobytes()
-
-    def save(self) -> Any:
-        """Return a copy of the state."""
-        return _python.getstate() if self._memory is None else (bytes(self._memory), _python.gauss_next)
-
-    def restore(self, state: Any) -> None:
-        """Restore a state that `save` returned."""
-        if self._memory is None:
-            _python.setstate(state)
-        else:
-            self._memory[:], _python.gauss_next = state
-
-
-_NumpyState: TypeAlias = "tuple[Any, Any, Any, memoryview | None, memoryview | None]"
-"""The generator, its state, the cached normal number, and the memory of the latter two; None if it is not known."""
-
-
-class _NumpyMemory:
-    """Accesses the memory of NumPy's global generator: copies its state in 0.3 us instead of 56 us.
-
-    `numpy.random.get_state` and `set_state` convert 624 words one by one, which would take most of the time of a small
-    batch with `num_workers=0`. The address of the words is part of NumPy's interface (`BitGenerator.ctypes`). The
-    cached normal number, the second one of a pair, is stored in the `RandomState` itself. This layout is checked once;
-    if it differs, NumPy's functions are used.
-    """
-
-    def __init__(self) -> None:
-        self._known: tuple[Any, memoryview | None, memoryview | None] = (None, None, None)
-
-    def _memory_of(self, generator: Any) -> tuple[memoryview | None, memoryview | None]:
-        """Return the memory of the global generator and of the cached normal number; None if it is not known."""
-        known, memory, gauss = self._known
-        if known is not generator:
-            memory = gauss = None
-            if _memory_layout_known(generator.__class__):
-                gauss = _gauss_memory(getattr(np.random.standard_normal, "__self__", None))
-                memory = None if gauss is None else _memory_at(generator.ctypes.state_address)
-            self._known = generator, memory, gauss
-        return memory, gauss
-
-    def save(self) -> _NumpyState:
-        """Return a copy of the state."""
-        numpy_random = _numpy_random()
-        generator = numpy_random.get_bit_generator()
-        memory, gauss = self._memory_of(generator)
-        if memory is None or gauss is None:
-            return generator, numpy_random.get_state(legacy=False), None, None, None
-        return generator, bytes(memory), bytes(gauss), memory, gauss
-
-    def restore(self, saved: _NumpyState) -> None:
-        """Restore what `save` returned."""
-        generator, state, left_over, memory, gauss = saved
-        numpy_random = _numpy_random()
-        if numpy_random.get_bit_generator() is not generator:
-            numpy_random.set_bit_generator(generator)
-        if memory is None or gauss is None:
-            numpy_random.set_state(state)
-        else:
-            memory[:], gauss[:] = state, left_over
-
-
-def _gauss_memory(generator: Any) -> memoryview | None:
-    """Return the memory of a `RandomState` that holds its cached normal number and the flag for it; None if unknown.
-
-    In NumPy these are `int has_gauss; double gauss` in a C structure. Their offset is found by searching another
-    `RandomState` whose cached number is known.
-    """
-    if type(generator) is not np.random.RandomState:
-        return None
-    probe: Any = np.random.RandomState(1)
-    size = np.random.RandomState.__basicsize__
-    words: Any = probe.get_state(legacy=False)
-    number = 0.1234567890123
-
-    def content(has_gauss: int) -> bytes:
-        probe.set_state({**words, "has_gauss": has_gauss, "gauss": number * has_gauss})
-        return bytes((ctypes.c_char * size).from_address(id(probe)))
-
-    with_number, without = content(1), content(0)
-    begin = with_number.find(struct.pack("d", number)) - _GAUSS_FLAG
-    end = begin + _GAUSS_FLAG + 8
-    if begin < 0 or with_number[begin:end] != struct.pack("id", 1, number) or any(without[begin:end]):
-        return None
-    return memoryview((ctypes.c_char * (end - begin)).from_address(id(generator) + begin)).cast("B")
-
-
-@functools.cache
-def _memory_layout_known(generator: type) -> bool:
-    """Whether a NumPy bit generator has the memory layout of the Mersenne twister in NumPy 1.17 to 2."""
-    if generator is not np.random.MT19937:
-        return False
-    probe = np.random.MT19937(1)
-    state: Any = probe.state["state"]
-    expected = state["key"].tobytes() + int(state["pos"]).to_bytes(4, sys.byteorder)
-    return bytes(_memory_at(probe.ctypes.state_address)) == bytes(expected)
-
-
-_python_memory = _PythonMemory()
-_numpy_memory = _NumpyMemory()
-
-
 class PreservedRandomState:
     """Saves the state of this thread's generators. As a context manager, it restores the state on exit."""
 
-    __slots__ = ("_numpy_state", "_own", "_python_state", "_torch", "_torch_state")
+    __slots__ = ("_numpy_generator", "_numpy_state", "_own", "_python_state", "_torch", "_torch_state")
 
     def __enter__(self) -> PreservedRandomState:
         """Save the state."""
@@ -494,35 +332,57 @@ class PreservedRandomState:
         """Save the state."""
         own = self._own = thread_local.generators
         self._torch = _torch_generator()
-        self._python_state: Any = _python_memory.save() if own is None else own.random.getstate()
-        self._numpy_state: Any = _numpy_memory.save() if own is None else own.numpy.get_state(legacy=False)
         self._torch_state = None if self._torch is None else self._torch.get_state()
+        self._python_state: Any = (random if own is None else own.random).getstate()
+        self._numpy_generator = None if own is not None else _numpy_random().get_bit_generator()
+        self._save_numpy()
 
     def restore(self) -> None:
         """Restore the state."""
-        if self._own is None:
-            _python_memory.restore(self._python_state)
-            _numpy_memory.restore(self._numpy_state)
-        else:
-            self._own.random.setstate(self._python_state)
-            self._own.numpy.set_state(self._numpy_state)
+        (random if self._own is None else self._own.random).setstate(self._python_state)
+        numpy_random = _numpy_random()
+        if self._own is None and numpy_random.get_bit_generator() is not self._numpy_generator:
+            numpy_random.set_bit_generator(self._numpy_generator)
+        self._restore_numpy()
         if self._torch is not None:
             self._torch.set_state(self._torch_state)
 
+    def _save_numpy(self) -> None:
+        self._numpy_state: Any = (_numpy_random() if self._own is None else self._own.numpy).get_state(legacy=False)
+
+    def _restore_numpy(self) -> None:
+        (_numpy_random() if self._own is None else self._own.numpy).set_state(self._numpy_state)
+
+
+_lent: Any = None
+"""A bit generator that NumPy's functions use in place of their own while a `LazyRandomState` is seeded."""
+
 
 class LazyRandomState(PreservedRandomState):
-    """Restores the state of the generators of this thread if they were seeded."""
+    """Restores the state of the generators of this thread if they were seeded.
 
-    __slots__ = ("_saved",)
+    In the meantime NumPy's functions draw from another bit generator. Copying the state of theirs would take 150 us:
+    NumPy converts 624 words one by one. The price is that NumPy forgets the second normal number of a pair, if it has
+    kept one from a call before. The state is copied where the other bit generator is in use already, which happens if
+    a sample iterates a loader.
+    """
+
+    __slots__ = ("_copied", "_saved")
 
     def __init__(self) -> None:
         self._saved = False
+        self._copied = False
 
     def seed(self, seed: int) -> None:
         """Seed all generators. The first call saves their state before it seeds them."""
+        global _lent  # noqa: PLW0603 - the generators are global too
         if not self._saved:
             self.save()
             self._saved = True  # only once the save is complete: an interrupt may come at any moment
+            if not self._copied:
+                if _lent is None:
+                    _lent = np.random.MT19937()
+                _numpy_random().set_bit_generator(_lent)
         seed_everything(seed)
 
     def restore(self) -> None:
@@ -530,6 +390,15 @@ class LazyRandomState(PreservedRandomState):
         if self._saved:
             super().restore()
             self._saved = False
+
+    def _save_numpy(self) -> None:
+        self._copied = self._own is not None or self._numpy_generator is _lent
+        if self._copied:
+            super()._save_numpy()
+
+    def _restore_numpy(self) -> None:
+        if self._copied:
+            super()._restore_numpy()
 
 
 def dump_generator(generator: Any) -> str:
