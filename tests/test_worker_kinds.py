@@ -21,11 +21,11 @@ from datasets import Augmented, Numbers, Raises, flat, wait_for
 
 from nbloader import DataLoader
 from nbloader import events as ev
-from nbloader.transport.messages import BatchDone, WorkerGone, WorkerInitialized, WorkerLaunched
 from nbloader.workers import registry
 from nbloader.workers.api import WorkerHandle, WorkerKind, WorkerPool
 from nbloader.workers.batch_builder import BatchBuilder
 from nbloader.workers.message_queue import MessageQueue
+from nbloader.workers.messages import BatchDone, WorkerGone, WorkerInitialized, WorkerLaunched
 from nbloader.workers.status import LocalStatus
 from nbloader.workers.thread_rng import ThreadContext
 from nbloader.workers.worker_info import WorkerInfo

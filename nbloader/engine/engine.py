@@ -30,7 +30,7 @@ import threading
 import time
 from _thread import get_ident
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
 from nbloader import events as ev
 from nbloader._util.system import current_process
@@ -58,7 +58,9 @@ from nbloader.scheduler.dispatcher import Cancel, Delay, Dispatcher, Revoke, Wai
 from nbloader.scheduler.prefetch import GROUP_WAIT, PrefetchPolicy
 from nbloader.scheduler.run_state import Delivery
 from nbloader.transport import stack_probe
-from nbloader.transport.messages import (
+from nbloader.workers.api import Produced, WorkerKind, WorkerPool, WorkerSetup
+from nbloader.workers.in_process import seeded_collate
+from nbloader.workers.messages import (
     BatchDone,
     DescriptorsExhausted,
     OutputText,
@@ -72,11 +74,12 @@ from nbloader.transport.messages import (
     WorkerInitialized,
     WorkerLaunched,
 )
-from nbloader.workers.api import Produced, WorkerKind, WorkerPool, WorkerSetup
-from nbloader.workers.in_process import seeded_collate
 from nbloader.workers.registry import create_kind
 from nbloader.workers.status import PRODUCING
 from nbloader.workers.worker_view import WorkerView
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _clock = time.perf_counter_ns
 _new = tuple.__new__  # takes half as long as calling the class
@@ -242,7 +245,7 @@ class Engine:
 
     # ---- the lock -----------------------------------------------------------------------------------------------
 
-    def _exclusively(self, action: Callable[..., Any], *args: Any) -> Any:
+    def _exclusively(self, action: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run an action that changes the state, on the calling thread with the lock held.
 
         An interrupt or an exception from a signal handler can occur between any two instructions and leave the state
@@ -262,7 +265,7 @@ class Engine:
             with self.lock:
                 self._holder = thread
                 try:
-                    return action(*args)
+                    return action(*args, **kwargs)
                 except BaseException as error:
                     self._driving = -1
                     expected, self._raised = self._raised, None
@@ -339,7 +342,7 @@ class Engine:
             setup = self._group.pack(kind, dataset, collate_fn, worker_init_fn, on_error)
             if setup is None:
                 return False
-            differs: bool | None = self._exclusively(self._load, kind, setup)
+            differs = self._exclusively(self._load, kind, setup)
             if differs is not None:
                 return differs
 
@@ -600,7 +603,7 @@ class Engine:
             while True:
                 delivery, wait = self._exclusively(self._take, run, wakeup, timer is None or timer.fresh)
                 if delivery is not None:
-                    return cast("Delivery", delivery)
+                    return delivery
                 if wait is None:
                     if refill():  # the previous batches were empty
                         continue
@@ -643,11 +646,11 @@ class Engine:
             return None
         (batch,) = batches
         try:
-            task: Task = self._exclusively(self._submit_next, run, worker, batch, wakeup)
+            task = self._exclusively(self._submit_next, run, worker, batch, wakeup)
             produced = pool.produce_first(run)
             if produced is None or produced.task is not task:
                 return None
-            delivery: Delivery | None = self._exclusively(self._take_produced, produced)
+            delivery = self._exclusively(self._take_produced, produced)
             produced.release()
         finally:
             self._waiting.pop(run, None)
@@ -814,7 +817,7 @@ class Engine:
         if due is Due.PAUSE_NOTICE:
             self._output.notify(timeouts.PAUSE_NOTICE_TEXT)
             return
-        report: DelayReport | None = self._exclusively(self._report_delay, run)
+        report = self._exclusively(self._report_delay, run)
         if report is None:
             return  # the iteration has just ended
         delay, suspect = report.delay, report.suspect
@@ -857,8 +860,7 @@ class Engine:
 
     def outstanding(self, run: int) -> bool:
         """Return whether an iteration has batches that were requested but not taken yet."""
-        outstanding: bool = self._exclusively(self._outstanding, run)
-        return outstanding
+        return self._exclusively(self._outstanding, run)
 
     def _outstanding(self, run: int) -> bool:
         return run in self._dispatcher.iterations and self._dispatcher.outstanding(run) > 0
@@ -891,8 +893,7 @@ class Engine:
 
         The list ends before a batch whose chunks must be joined, since opening it may call a user-defined `collate_fn`.
         """
-        ready: list[tuple[Task, BatchPayload]] = self._exclusively(self._peek, run, count)
-        return ready
+        return self._exclusively(self._peek, run, count)
 
     def _peek(self, run: int, count: int) -> list[tuple[Task, BatchPayload]]:
         self._drive()
@@ -1095,12 +1096,11 @@ class Engine:
 
     def workers(self) -> list[WorkerView]:
         """Return the workers in the form in which torch's `DataLoader` iterator exposes its workers."""
-        views: list[WorkerView] = self._exclusively(self._group.views)
-        return views
+        return self._exclusively(self._group.views)
 
     def worker_threads(self) -> tuple[WorkerThread, ...]:
         """Return the threads that load samples, in the order of worker ids; empty if the consumer's thread does."""
-        return () if self.inline else cast("tuple[WorkerThread, ...]", self._exclusively(self._group.threads))
+        return () if self.inline else self._exclusively(self._group.threads)
 
     def sample_stacks(self, first: int, count: int) -> StackSamples:
         """Sample the stacks of some workers. Called without holding the lock.
@@ -1126,8 +1126,7 @@ class Engine:
         Raises:
             NbloaderError: The worker is not running, does not respond, or is of a kind that does not report its stack.
         """
-        ask: Callable[[], str] = self._exclusively(self._group.stack_request, worker)
-        return ask()
+        return self._exclusively(self._group.stack_request, worker)()
 
     def gauges(self, state: str) -> Gauges:
         """Return the current state of the loader and its workers. Never runs user code.
@@ -1135,7 +1134,7 @@ class Engine:
         Args:
             state: Name of the state to report if there are no workers.
         """
-        gauges: Gauges = self._exclusively(self._gauges, state)
+        gauges = self._exclusively(self._gauges, state)
         self._output.show_in_context()
         return gauges
 
@@ -1267,7 +1266,7 @@ class Engine:
             self._command(self._close)
             return open_before
         try:
-            closed: bool = self._exclusively(self._close)
+            closed = self._exclusively(self._close)
             self._output.show_in_context()
         finally:
             if self._supervisor is not None and self.closed:  # otherwise an interrupt came before anything was closed

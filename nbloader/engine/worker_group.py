@@ -19,7 +19,8 @@ from nbloader.events.remote_errors import rebuild
 from nbloader.metrics.usage_probe import WorkerThread
 from nbloader.scheduler.dispatcher import MAX_DEATHS, Dispatcher
 from nbloader.transport import stack_probe
-from nbloader.transport.messages import (
+from nbloader.workers.api import WorkerHandle, WorkerKind, WorkerPool, WorkerSetup
+from nbloader.workers.messages import (
     DescriptorsExhausted,
     PoolFailed,
     WorkerGone,
@@ -28,7 +29,6 @@ from nbloader.transport.messages import (
     WorkerLaunched,
     WorkerMessage,
 )
-from nbloader.workers.api import WorkerHandle, WorkerKind, WorkerPool, WorkerSetup
 from nbloader.workers.status import PRODUCING
 from nbloader.workers.worker_view import WorkerView
 

@@ -44,8 +44,8 @@ from nbloader.explorer.normalization import Normalization
 from nbloader.explorer.reader import ReadSample, Request, SampleReader, as_read, failure, scan_request
 from nbloader.explorer.requests import RequestQueue, SampleCache
 from nbloader.explorer.sources import Source
-from nbloader.transport.messages import BatchDone, WorkerGone, WorkerInitFailed, WorkerInitialized, WorkerMessage
 from nbloader.workers.api import WorkerHandle, WorkerKind, WorkerOptions, WorkerPool
+from nbloader.workers.messages import BatchDone, WorkerGone, WorkerInitFailed, WorkerInitialized, WorkerMessage
 from nbloader.workers.registry import create_kind
 
 log = logging.getLogger(__name__)

@@ -28,7 +28,6 @@ from nbloader.events.failures import WorkerFailure
 from nbloader.events.remote_errors import add_note, rebuild
 from nbloader.sampling.epoch_order import EpochOrder, NotKeptError
 from nbloader.sampling.epoch_plan import ChunkSpec
-from nbloader.transport.messages import BatchDone, WorkerGone, WorkerInitFailed, WorkerInitialized
 from nbloader.workers.api import LocalSetup, WorkerOptions
 from nbloader.workers.batch_builder import BatchBuilder
 from nbloader.workers.in_process import (
@@ -42,6 +41,7 @@ from nbloader.workers.in_process import (
     seeded_collate,
 )
 from nbloader.workers.inline_pool import NO_WORKER
+from nbloader.workers.messages import BatchDone, WorkerGone, WorkerInitFailed, WorkerInitialized
 from nbloader.workers.reachable import holds_generator
 from nbloader.workers.registry import create_kind
 from nbloader.workers.status import LocalStatus, WorkerState

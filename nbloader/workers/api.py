@@ -30,7 +30,7 @@ from nbloader.events.gauges import FetchProgress, WorkerGauge
 from nbloader.events.stack_samples import StackCount
 from nbloader.sampling.index_arrays import IndexArray
 from nbloader.sampling.shard_plan import IterableOptions
-from nbloader.transport.messages import WorkerMessage
+from nbloader.workers.messages import WorkerMessage
 from nbloader.workers.ray_options import RayOptions
 from nbloader.workers.status import WorkerState, WorkerStatus
 

@@ -27,7 +27,10 @@ from nbloader.batch.task import Task
 from nbloader.events.failures import EmptyBatch
 from nbloader.events.stack_samples import StackCount
 from nbloader.transport import stack_probe
-from nbloader.transport.messages import (
+from nbloader.workers.api import LocalSetup, WorkerHandle, WorkerKind, WorkerOptions, WorkerPool
+from nbloader.workers.batch_builder import BatchBuilder
+from nbloader.workers.iterable_fetcher import IterableFetcher
+from nbloader.workers.messages import (
     BatchDone,
     ShardAdvanced,
     ShardExhausted,
@@ -35,9 +38,6 @@ from nbloader.transport.messages import (
     WorkerInitialized,
     WorkerMessage,
 )
-from nbloader.workers.api import LocalSetup, WorkerHandle, WorkerKind, WorkerOptions, WorkerPool
-from nbloader.workers.batch_builder import BatchBuilder
-from nbloader.workers.iterable_fetcher import IterableFetcher
 from nbloader.workers.status import LocalStatus, WorkerAbandonedError, WorkerState
 from nbloader.workers.thread_sampler import ThreadSampler
 from nbloader.workers.worker_info import ProcessContext, WorkerInfo

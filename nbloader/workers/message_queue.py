@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from nbloader._util.wakeup import Wakeup
-from nbloader.transport.messages import WorkerMessage
+from nbloader.workers.messages import WorkerMessage
 
 
 class MessageQueue:

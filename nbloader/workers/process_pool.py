@@ -54,7 +54,15 @@ from nbloader.transport.child_process import use_outputs
 from nbloader.transport.environment import Environment
 from nbloader.transport.forker import ForkedProcess, Forker, is_forking, redirect_streams, setup_complete
 from nbloader.transport.interpreter import start_interpreter, worker_environment
-from nbloader.transport.messages import (
+from nbloader.transport.mp_objects import InheritedState
+from nbloader.transport.process_setup import PicklingFailure, ProcessSetup, pickle_parts
+from nbloader.transport.server_process import LIFELINE
+from nbloader.transport.stack_probe import StackPipe
+from nbloader.transport.template import Template
+from nbloader.workers import line_sampler, process_worker
+from nbloader.workers.api import LocalSetup, OutputTail, WorkerHandle, WorkerKind, WorkerOptions, WorkerPool
+from nbloader.workers.iterations import Parts
+from nbloader.workers.messages import (
     BatchDone,
     DescriptorsExhausted,
     OutputText,
@@ -67,14 +75,6 @@ from nbloader.transport.messages import (
     WorkerLaunched,
     WorkerMessage,
 )
-from nbloader.transport.mp_objects import InheritedState
-from nbloader.transport.process_setup import PicklingFailure, ProcessSetup, pickle_parts
-from nbloader.transport.server_process import LIFELINE
-from nbloader.transport.stack_probe import StackPipe
-from nbloader.transport.template import Template
-from nbloader.workers import line_sampler, process_worker
-from nbloader.workers.api import LocalSetup, OutputTail, WorkerHandle, WorkerKind, WorkerOptions, WorkerPool
-from nbloader.workers.iterations import Parts
 from nbloader.workers.reachable import holds_for_this_thread
 from nbloader.workers.status import PRODUCING, SHARED_STATUS_SIZE, SharedStatus, WorkerState
 from nbloader.workers.task_claims import CLAIMS_SIZE, TaskRevoker

@@ -33,7 +33,12 @@ from nbloader.errors import DatasetTransferError
 from nbloader.events.remote_errors import describe, user_traceback
 from nbloader.events.stack_samples import StackCount
 from nbloader.transport import stack_probe
-from nbloader.transport.messages import (
+from nbloader.workers.api import LocalSetup, WorkerHandle, WorkerKind, WorkerOptions, WorkerPool
+from nbloader.workers.batch_builder import BatchBuilder, keep_state
+from nbloader.workers.fetcher import is_async, shallow_copy
+from nbloader.workers.iterable_fetcher import IterableFetcher
+from nbloader.workers.message_queue import MessageQueue
+from nbloader.workers.messages import (
     BatchDone,
     OutputText,
     ShardAdvanced,
@@ -44,11 +49,6 @@ from nbloader.transport.messages import (
     WorkerLaunched,
     WorkerMessage,
 )
-from nbloader.workers.api import LocalSetup, WorkerHandle, WorkerKind, WorkerOptions, WorkerPool
-from nbloader.workers.batch_builder import BatchBuilder, keep_state
-from nbloader.workers.fetcher import is_async, shallow_copy
-from nbloader.workers.iterable_fetcher import IterableFetcher
-from nbloader.workers.message_queue import MessageQueue
 from nbloader.workers.reachable import holds_generator
 from nbloader.workers.status import LocalStatus, WorkerAbandonedError, WorkerState
 from nbloader.workers.thread_rng import TaskContext, ThreadContext

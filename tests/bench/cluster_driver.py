@@ -23,7 +23,6 @@ import nbloader
 from nbloader import DataLoader
 from nbloader.batch.header import BatchHeader, pack_header
 from nbloader.shm.segment import NO_SEGMENT
-from nbloader.transport.messages import WorkerInitialized, WorkerLaunched
 from nbloader.workers import registry
 from nbloader.workers.cluster.placement import NodeInfo
 from nbloader.workers.cluster.pool import RayKind
@@ -37,6 +36,7 @@ from nbloader.workers.cluster.protocol import (
     SubmitTasks,
 )
 from nbloader.workers.cluster.ray_cluster import RayCluster
+from nbloader.workers.messages import WorkerInitialized, WorkerLaunched
 
 _clock = time.perf_counter_ns
 LIMIT = 6_250_000

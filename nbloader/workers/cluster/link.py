@@ -20,14 +20,6 @@ from nbloader.errors import NbloaderError, WorkerStartError
 from nbloader.events import Machine
 from nbloader.events.failures import LoaderFailure
 from nbloader.shm.segment import SegmentReader
-from nbloader.transport.messages import (
-    BatchDone,
-    OutputText,
-    PoolFailed,
-    WorkerGone,
-    WorkerInitialized,
-    WorkerMessage,
-)
 from nbloader.workers.api import OutputTail, WorkerHandle
 from nbloader.workers.cluster.clock import ClockOffset
 from nbloader.workers.cluster.incoming import IncomingBatch, IncomingBatches, bytes_to_follow
@@ -44,6 +36,14 @@ from nbloader.workers.cluster.protocol import (
     StatusEntry,
 )
 from nbloader.workers.cluster.ray_cluster import NodeLostError, StoreFullError
+from nbloader.workers.messages import (
+    BatchDone,
+    OutputText,
+    PoolFailed,
+    WorkerGone,
+    WorkerInitialized,
+    WorkerMessage,
+)
 from nbloader.workers.status import LocalStatus
 
 log = logging.getLogger(__name__)

@@ -31,7 +31,6 @@ from nbloader.events.failures import LoaderFailure
 from nbloader.shm.segment import SegmentReader
 from nbloader.transport.dataset_payload import PickleParts, SharedPickle
 from nbloader.transport.environment import Environment
-from nbloader.transport.messages import BatchDone, ShardExhausted, TasksRevoked, WorkerGone, WorkerMessage
 from nbloader.transport.process_setup import ProcessSetup
 from nbloader.workers.cluster.protocol import (
     BatchBegin,
@@ -55,6 +54,7 @@ from nbloader.workers.cluster.protocol import (
     StatusEntry,
     SubmitTasks,
 )
+from nbloader.workers.messages import BatchDone, ShardExhausted, TasksRevoked, WorkerGone, WorkerMessage
 from nbloader.workers.process_pool import ProcessHandle, ProcessPool
 
 _clock = time.perf_counter_ns

@@ -19,15 +19,6 @@ from nbloader.errors import DatasetTransferError, NbloaderError, WorkerStartErro
 from nbloader.sampling.index_arrays import IndexArray
 from nbloader.sampling.shard_plan import Ticket
 from nbloader.transport.environment import Environment
-from nbloader.transport.messages import (
-    BatchDone,
-    OutputText,
-    PoolFailed,
-    TasksRevoked,
-    WorkerGone,
-    WorkerInitialized,
-    WorkerMessage,
-)
 from nbloader.transport.process_setup import PicklingFailure, ProcessSetup, pickle_parts
 from nbloader.workers.api import WorkerKind, WorkerOptions, WorkerPool
 from nbloader.workers.cluster.incoming import IncomingBatches
@@ -49,6 +40,15 @@ from nbloader.workers.cluster.protocol import (
 )
 from nbloader.workers.cluster.ray_cluster import SHUT_DOWN, NodeLostError, RayCluster, check_versions
 from nbloader.workers.message_queue import MessageQueue
+from nbloader.workers.messages import (
+    BatchDone,
+    OutputText,
+    PoolFailed,
+    TasksRevoked,
+    WorkerGone,
+    WorkerInitialized,
+    WorkerMessage,
+)
 from nbloader.workers.ray_options import RayOptions
 
 log = logging.getLogger(__name__)

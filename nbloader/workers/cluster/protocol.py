@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, TypeAlias
 from nbloader.batch.task import JobKey
 from nbloader.events.remote_errors import SampleFailure
 from nbloader.transport.environment import Environment
-from nbloader.transport.messages import WorkerMessage
 from nbloader.workers.api import WorkerOptions
+from nbloader.workers.messages import WorkerMessage
 
 # ---- commands: from the notebook to a node -------------------------------------------------------------------------
 
