@@ -342,14 +342,14 @@ def test_an_epoch_that_begins_while_the_kind_changes_packs_the_dataset_for_the_n
         assert {worker.kind for worker in loader.stats().workers} == {"thread"}
 
 
-def test_both_kinds_of_workers_are_tried_where_no_code_of_the_user_runs_in_them_and_no_batch_changes(monkeypatch):
+def test_both_kinds_of_workers_are_tried_if_that_is_allowed_and_no_batch_changes(monkeypatch):
     monkeypatch.setattr(tuning_module, "LONGEST", 0.3)
     data = np.arange(1 << 20, dtype=np.float32).reshape(-1, 16)
     arguments = {"batch_size": 256, "shuffle": True, "num_workers": 1, "workers": "thread"}
     torch.manual_seed(5)
     epochs = []
     with DataLoader(data, **arguments) as loader:
-        tuning = loader.tune(600, max_workers=1)
+        tuning = loader.tune(600, max_workers=1, kinds=("process", "thread"))
         while not tuning.finished:
             epochs.append([])
             for batch in loader:
@@ -382,7 +382,7 @@ class Reading(Waiting):
         self.rows = (i for i in range(3))
 
 
-def test_another_kind_of_workers_is_tried_for_other_datasets_only_if_that_is_allowed(monkeypatch):
+def test_another_kind_of_workers_is_tried_only_if_that_is_allowed(monkeypatch):
     monkeypatch.setattr(tuning_module, "LONGEST", 0.3)
     with DataLoader(Reading(100_000), 2, num_workers=1, workers="thread") as loader:
         tuning = loader.tune(600, max_workers=1)

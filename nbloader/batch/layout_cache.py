@@ -28,7 +28,6 @@ Fill: TypeAlias = "Callable[[Sequence[Any], Memory, list[Any]], None]"
 Raises an exception of any type if the samples do not have the expected layout.
 """
 
-_concatenate = getattr(np.concatenate, "_implementation", np.concatenate)  # the public function copies the list first
 
 MAX_SIZES = 16
 """Maximum number of batch sizes for which a layout is remembered."""
@@ -159,7 +158,7 @@ def _dict_in_one_call(keys: tuple[Any, ...], nodes: Sequence[ArrayNode]) -> Fill
             arrays += column
         if list(map(type, arrays)).count(ndarray) != len(lengths) or list(map(len, arrays)) != lengths:
             raise LayoutDiffersError
-        _concatenate(arrays, 0, ndarray(joined, dtype, memory, offset), casting="no")
+        np.concatenate(arrays, 0, ndarray(joined, dtype, memory, offset), casting="no")
 
     return fill
 
@@ -220,7 +219,7 @@ def _arrays(shape: tuple[int, ...], dtype: Any, offset: int) -> Fill:
     def fill(values: Sequence[Any], memory: Memory, _extras: list[Any]) -> None:
         if list(map(type, values)).count(ndarray) != count or list(map(len, values)).count(length) != count:
             raise LayoutDiffersError
-        _concatenate(values, 0, ndarray(joined, dtype, memory, offset), casting="no")
+        np.concatenate(values, 0, ndarray(joined, dtype, memory, offset), casting="no")
 
     return fill
 

@@ -270,11 +270,6 @@ def is_in_memory(dataset: Any) -> bool:
     return bool(parts) and all(map(is_in_memory, parts))
 
 
-def is_arrays(dataset: Any) -> bool:
-    """Whether a dataset is in memory and consists of arrays and tensors, which any number of threads may read."""
-    return is_in_memory(dataset) and not _is_hugging_face(dataset) and all(map(is_arrays, _parts(dataset)))
-
-
 def _parts(dataset: Any) -> Sequence[Any]:
     """Return what a subset or another dataset of `torch.utils.data` wraps; an empty sequence for other objects."""
     kind = type(dataset)

@@ -24,7 +24,6 @@ large batch."""
 
 _stack: Callable[..., Any] = torch.stack
 _from_numpy = torch.from_numpy
-_concatenate = getattr(np.concatenate, "_implementation", np.concatenate)  # the public one copies the list first
 
 
 def collate_to_tensors(samples: Sequence[Any]) -> tuple[Any, int]:
@@ -124,5 +123,5 @@ def _arrays(values: Sequence[Any], first: Any) -> Any:
         raise NotPlannedError
     if list(map(type, values)).count(np.ndarray) != count or list(map(len, values)).count(shape[0]) != count:
         raise NotPlannedError
-    joined: Any = _concatenate(values, 0, None, dtype=dtype, casting="no")
+    joined: Any = np.concatenate(values, 0, None, dtype=dtype, casting="no")
     return joined.reshape(count, *shape)

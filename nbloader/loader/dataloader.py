@@ -38,7 +38,7 @@ from nbloader import events as ev
 from nbloader._util.current_class import with_current_class
 from nbloader._util.replaceable import ReplaceableProperty
 from nbloader._util.user_warning import warn
-from nbloader.batch.rows import is_arrays, is_in_memory
+from nbloader.batch.rows import is_in_memory
 from nbloader.batch.torch_collate import collate_for_workers, default_function
 from nbloader.device import placement
 from nbloader.device.transfer import DeviceTransfer
@@ -865,11 +865,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 (of this one, before the first batch), at least 8.
             num_workers: Instead of searching, switch to this number of workers at once, measure it, and keep it.
             prefetch_factor: Switch to this prefetch factor, likewise.
-            kinds: The kinds of workers that may be tried: `("process", "thread")`. By default both, if the dataset
-                consists of arrays or tensors whose rows nbloader gathers, so that no code of yours runs in the
-                workers; otherwise the present kind, because only you know whether your code may run in several
-                threads at a time, or in processes that share no objects with this one. For iterable and
-                asynchronous datasets, `chunk_size`, and with `multiprocessing_context`, the kind is not changed.
+            kinds: The kinds of workers that may be tried: `("process", "thread")`. By default the present kind, because
+                only you know whether your code may run in several threads at a time, or in processes that share no
+                objects with this one. For iterable and asynchronous datasets, `chunk_size`, and with
+                `multiprocessing_context`, the kind is not changed.
 
         Returns:
             The search. `print` it to see what was tried and what to write down; `undo()` restores the settings before
@@ -940,9 +939,6 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             return "", ""  # it is for processes
         if kinds is not None:
             return (other if other in kinds else ""), ""
-        own_code = self.worker_init_fn is not None or callable(config.on_error)
-        if self._gathers() and is_arrays(self.dataset) and not own_code:
-            return other, ""
         by = "several threads at a time" if other == "thread" else "processes that share no object with this one"
         return "", (
             f'workers="{other}" was not tried: only you know whether {type(self.dataset).__name__}, and the functions '
