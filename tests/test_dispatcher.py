@@ -254,8 +254,9 @@ class Chaos(RuleBasedStateMachine):
             inbox = self.inboxes.pop(worker)
             if inbox:  # its last result is in flight
                 self.in_flight.append((worker, *inbox[0]))
-            _held, fatal = self.dispatcher.worker_gone(worker, blame=False)
+            _held, fatal = self.dispatcher.dismiss(worker)
             assert fatal is None
+            self.outdated.add(worker)
         while len(self.inboxes) < workers:
             self.worker_starts()
         self.dispatch(data)
@@ -263,7 +264,7 @@ class Chaos(RuleBasedStateMachine):
     @rule()
     def what_has_arrived_is_dropped(self):
         outside = {(run, number) for run, numbers in self.wanted.items() for number in numbers}
-        self.outdated = set(self.inboxes)
+        self.outdated |= set(self.inboxes)
         assert len(self.dispatcher.redo()) == len(self.accepted & outside)
         self.accepted -= outside
 

@@ -9,10 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbloader.workers.fetcher import fetch_each
-from nbloader.workers.status import LocalStatus, SharedStatus, WorkerAbandonedError
+from nbloader.workers.status import SHARED_STATUS_SIZE, LocalStatus, SharedStatus, WorkerAbandonedError
 
 pytestmark = pytest.mark.unit
-STATUSES = {"local": lambda: LocalStatus(1), "shared": lambda: SharedStatus.at(ctypes.create_string_buffer(64))}
+STATUSES = {
+    "local": lambda: LocalStatus(1),
+    "shared": lambda: SharedStatus.at(ctypes.create_string_buffer(SHARED_STATUS_SIZE)),
+}
 
 
 class Watched:

@@ -22,7 +22,7 @@ class Wakeup:
         self._read, self._write = socket.socketpair()
         self._read.setblocking(False)
         self._write.setblocking(False)
-        self._polls: dict[int | None, select.poll] = {}  # keyed by the other descriptor
+        self._polls: dict[int | tuple[int, ...] | None, select.poll] = {}  # keyed by the other descriptors
         self._waiting = False
 
     def set(self) -> None:
@@ -30,11 +30,11 @@ class Wakeup:
         with contextlib.suppress(OSError):  # the buffer is full of wake-ups, or the socket is closed
             self._write.send(b"w")
 
-    def wait(self, other: int | None, timeout: float | None) -> None:
+    def wait(self, other: int | tuple[int, ...] | None, timeout: float | None) -> None:
         """Block until the event is set or another descriptor becomes readable.
 
         Args:
-            other: The other descriptor, or None.
+            other: The other descriptor, several of them, or None.
             timeout: Maximum time to wait, in seconds; None to wait indefinitely.
 
         Raises:
@@ -44,8 +44,8 @@ class Wakeup:
         if poll is None:
             poll = select.poll()
             poll.register(self._read, select.POLLIN)
-            if other is not None:
-                poll.register(other, select.POLLIN)
+            for fd in (other,) if isinstance(other, int) else other or ():
+                poll.register(fd, select.POLLIN)
             self._polls[other] = poll
         if self._waiting:
             raise RuntimeError(CONCURRENT_NEXT)
@@ -55,7 +55,7 @@ class Wakeup:
         finally:
             self._waiting = False
         for fd, _events in ready:
-            if fd != other:
+            if fd == self._read.fileno():
                 self.clear()
 
     def pause(self, seconds: float) -> None:

@@ -28,6 +28,7 @@ import functools
 import itertools
 import threading
 import time
+import weakref
 from _thread import get_ident
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
@@ -40,6 +41,7 @@ from nbloader.batch.payload import BatchOutcome, BatchPayload, JoinedPayload
 from nbloader.batch.task import ChunkedBatch, Task
 from nbloader.engine import inspect, timeouts
 from nbloader.engine.config import EngineConfig
+from nbloader.engine.lost_locks import LostLock, held_locks, waits_for_lock
 from nbloader.engine.memory import MemoryWatch
 from nbloader.engine.memory import notice as memory_notice
 from nbloader.engine.skipped_samples import SkippedSamples
@@ -143,6 +145,8 @@ class DelayReport(NamedTuple):
     """All workers, the suspect first."""
     holds_batch: bool
     """Whether the suspect delays the batch: it holds the batch, or must produce it after other jobs."""
+    leaving: bool
+    """Whether other workers finish a sample before they end."""
 
 
 class Engine:
@@ -175,8 +179,9 @@ class Engine:
         self._dispatcher: Dispatcher[BatchOutcome] = Dispatcher(self._policy, round_robin=config.round_robin)
         self._events: collections.deque[ev.Event] = collections.deque()  # published after the lock is released
         self._group = WorkerGroup(
-            self._events.append, self._dispatcher, config, on_message=self._handle, wake_consumers=self._wake_consumers
-        )
+            self._events.append, self._dispatcher, config, on_message=self._handle, wake_consumers=self._wake_consumers,
+            wake_supervisor=self._wake_supervisor,
+        )  # fmt: skip
         # Read without holding the lock: only the consumer adds batches, and a stale count merely delays a request.
         self.refill_size = self._dispatcher.refill_size
         self._commands: collections.deque[Callable[[], object]] = collections.deque()
@@ -196,6 +201,7 @@ class Engine:
         self._memory_released = False  # whether workers have released memory since the last epoch
         self._superseded = False
         self._retired = False
+        self._dataset: weakref.ref[Any] | None = None  # the dataset that was loaded last, for messages
         self._raised: Exception | None = None  # an error that is being raised in the consumer, with the lock held
         # Failure events by (iteration, batch number); published when the batch is delivered.
         self._failures: dict[tuple[int, int], list[ev.Event]] = {}
@@ -337,6 +343,10 @@ class Engine:
             DatasetTransferError: The dataset or a function cannot be sent to workers.
             LoaderClosedError: The loader was closed meanwhile.
         """
+        try:
+            self._dataset = weakref.ref(dataset)
+        except TypeError:  # it is a list, for example
+            self._dataset = None
         while True:
             kind = self._config.kind
             setup = self._group.pack(kind, dataset, collate_fn, worker_init_fn, on_error)
@@ -367,9 +377,12 @@ class Engine:
             self._assign()
 
     def _receive(self) -> None:
-        if self._group.pool is not None:
-            handlers = self._handlers
-            for message in self._group.pool.poll(0):
+        handlers, group = self._handlers, self._group
+        if group.pool is not None:
+            for message in group.pool.poll(0):
+                handlers[type(message)](message)
+        if group.leaving.pools:
+            for message in group.leaving.poll():
                 handlers[type(message)](message)
 
     def _handle(self, message: Any) -> None:
@@ -508,6 +521,10 @@ class Engine:
         wakeup = self._waiting.get(run)  # the consumer removes it without holding the lock
         if wakeup is not None and run != self._driving:
             wakeup.set()
+
+    def _wake_supervisor(self) -> None:
+        if self._supervisor is not None:
+            self._supervisor.wake()
 
     def _wake_consumers(self) -> None:
         for run in list(self._waiting):
@@ -825,23 +842,44 @@ class Engine:
         with contextlib.suppress(NbloaderError):
             stack = self.stack(suspect.worker)
         place = stack_probe.place(stack) if stack else ""
+        lost = self._lost_lock(report, stack)
+        advice = "" if lost is None else lost.advice()
         now = _clock()
         waited = (now - timer.since) / 1e9
         if due is Due.DELAY_NOTICE:
-            self._output.notify(timeouts.delay_notice(delay.number, waited, suspect, now, place))
+            self._output.notify(timeouts.delay_notice(delay.number, waited, suspect, now, place, advice))
             return
         timeout = self._config.timeout
         restarts = self._config.on_timeout == "restart"
         if not report.holds_batch and restarts and timeouts.still_starting(suspect, now):
             timer.since = now
             return
-        message = timeouts.timeout_message(timeout, delay.number, waited, suspect, report.workers, now, stack)
+        message = timeouts.timeout_message(timeout, delay.number, waited, suspect, report.workers, now, stack, advice)
         if not report.holds_batch or delay.worker is None or not restarts:
             raise LoaderTimeoutError(message)
         reason = f"batch {delay.number} took longer than timeout={timeout:g} s"
         if self._exclusively(self._restart_stalled, run, delay, reason, LoaderTimeoutError(message)):
             self._output.notify(timeouts.restart_notice(timeout, delay.number, suspect, now, place))
         timer.since = _clock()
+
+    def _lost_lock(self, report: DelayReport, stack: str) -> LostLock | None:
+        """Return the lock that all workers wait for, if a process that has ended holds it; None if there is none.
+
+        Args:
+            report: What delays the iteration.
+            stack: The stack of the suspect.
+        """
+        if self._config.kind.in_process or not waits_for_lock(stack) or report.leaving:
+            return None  # a thread is never killed, and a worker that leaves may still release the lock
+        for worker in report.workers[1:]:
+            try:
+                other = self.stack(worker.worker) if worker.batch is not None else stack
+            except NbloaderError:
+                return None
+            if not waits_for_lock(other):
+                return None
+        dataset = None if self._dataset is None else self._dataset()
+        return LostLock(held_locks(dataset))
 
     def _report_delay(self, run: int) -> DelayReport | None:
         """Return what delays an iteration; None if the iteration has ended."""
@@ -850,7 +888,8 @@ class Engine:
         delay = self._dispatcher.delay(run)
         holder = self._group.worker_of(delay.worker)
         workers = sorted(self._group.gauges(), key=lambda g: (g.worker != holder, g.state != "starting"))
-        return DelayReport(delay, workers[0], workers, holds_batch=holder is not None)
+        leaving = self._group.leaving.seconds_left() is not None
+        return DelayReport(delay, workers[0], workers, holds_batch=holder is not None, leaving=leaving)
 
     def _restart_stalled(self, run: int, delay: Delay, reason: str, error: Exception) -> bool:
         self._drive()
@@ -956,7 +995,7 @@ class Engine:
         if self._retired and not self._dispatcher.iterations:
             self._close()
         elif self._group.begins_with_new_workers and not self._dispatcher.iterations:
-            self._group.stop()
+            self._group.retire()
 
     def check_complete(self, run: int, *, drawn: int, returned: int) -> None:
         """End an iteration if an interrupt has lost one of its batches.
@@ -1090,7 +1129,7 @@ class Engine:
 
     def stop_idle_workers(self) -> None:
         """Stop the workers, unless an iteration is in progress. The next iteration starts them again."""
-        self._command(lambda: None if self._dispatcher.iterations else self._group.stop())
+        self._command(lambda: None if self._dispatcher.iterations else self._group.retire())
 
     # ---- watching -----------------------------------------------------------------------------------------------
 
@@ -1111,6 +1150,7 @@ class Engine:
         """
         pool = self._group.pool
         handles = [] if pool is None else list(pool.handles.values())  # copied atomically, under the GIL
+        handles = [handle for handle in handles if not handle.expected]  # what those that leave produce is discarded
         stacks, busy = [], False
         for i in range(min(count, len(handles))):
             handle = handles[(first + i) % len(handles)]
@@ -1184,7 +1224,7 @@ class Engine:
 
     def has_work(self) -> bool:
         """See `Supervised`."""
-        return self._group.pool is not None or bool(self._commands)
+        return self._group.pool is not None or bool(self._group.leaving.pools) or bool(self._commands)
 
     def has_commands(self) -> bool:
         """See `Supervised`."""
@@ -1194,16 +1234,18 @@ class Engine:
         """See `Supervised`."""
         return bool(self._waiting) or time.monotonic() - self._last_request < NEARBY
 
-    def fileno(self) -> int | None:
+    def filenos(self) -> tuple[int, ...]:
         """See `Supervised`."""
         pool = self._group.pool
-        return None if pool is None else pool.fileno()
+        fileno = None if pool is None else pool.fileno()
+        return (*self._group.leaving.filenos, *(() if fileno is None else (fileno,)))
 
     def run_round(self) -> None:
         """See `Supervised`. Run a round, and release memory or stop the workers if the loader is idle."""
         if self.closed:
             return
         self._drive()
+        self._group.leaving.kill_stuck()
         rest = self._seconds_to_memory_release()
         if rest is not None and rest <= 0 and self._group.pool is not None:
             self._memory_released = True
@@ -1212,24 +1254,22 @@ class Engine:
         if stop is not None and stop <= 0:
             for run in self._dispatcher.iterations:
                 self._dispatcher.park(run)
-            self._group.stop()
+            self._group.retire()
 
     def seconds_to_maintenance(self) -> float | None:
         """See `Supervised`."""
-        return min(
-            (left for left in (self._seconds_to_memory_release(), self._seconds_to_stop()) if left is not None),
-            default=None,
-        )
+        due = self._seconds_to_memory_release(), self._seconds_to_stop(), self._group.leaving.seconds_left()
+        return min((left for left in due if left is not None), default=None)
 
     def _seconds_to_memory_release(self) -> float | None:
         """Return the seconds until idle workers release memory; None if they have, or if an iteration is open."""
-        if self._memory_released or self._dispatcher.iterations:
+        if self._memory_released or self._dispatcher.iterations or self._group.pool is None:
             return None
         return MEMORY_RELEASE_DELAY - (time.monotonic() - self._last_request)
 
     def _seconds_to_stop(self) -> float | None:
         """Return the seconds until the workers are stopped for lack of requests; None for never."""
-        if self._waiting:
+        if self._waiting or self._group.pool is None:
             return None
         limit = SUPERSEDED_TIMEOUT if self._superseded else self._config.idle_timeout
         return None if limit is None else limit - (time.monotonic() - self._last_request)

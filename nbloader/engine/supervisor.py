@@ -28,12 +28,12 @@ JOIN_TIMEOUT = 1.0
 class Watch(NamedTuple):
     """What the supervisor waits for, besides a wake-up; determined with the lock held.
 
-    If the workers are stopped before the supervisor sleeps, the descriptor may refer to another file by then. That is
-    harmless: the descriptor is only polled, and a thread that starts other workers or closes the engine wakes the
+    If the workers are stopped before the supervisor sleeps, a descriptor may refer to another file by then. That is
+    harmless: descriptors are only polled, and a thread that starts other workers or closes the engine wakes the
     supervisor.
     """
 
-    fileno: int | None
+    filenos: tuple[int, ...]
     timeout: float | None
     """Seconds; None for no limit."""
 
@@ -53,8 +53,8 @@ class Supervised(Protocol):
     def consumer_nearby(self) -> bool:
         """Whether a consumer is waiting for a batch, or received one a moment ago."""
 
-    def fileno(self) -> int | None:
-        """Return a descriptor that is readable when workers have sent messages, or None. Called with the lock held."""
+    def filenos(self) -> tuple[int, ...]:
+        """Return descriptors that are readable when workers have sent messages. Called with the lock held."""
 
     def seconds_to_maintenance(self) -> float | None:
         """Return the seconds until idle workers release memory or stop, or None. Called with the lock held."""
@@ -147,7 +147,7 @@ class Supervisor:
         while True:
             try:
                 while (watch := self._in_charge()) is not None:
-                    self._wakeup.wait(watch.fileno, watch.timeout)
+                    self._wakeup.wait(watch.filenos, watch.timeout)
                     self._leave_messages_to_consumer()
                     self._run_round()
                     engine.publish_events()
@@ -168,7 +168,7 @@ class Supervisor:
             if engine.closed or self._thread is not threading.current_thread():
                 return None  # or an interrupt came while this thread was being started, and another replaced it
             if engine.has_work():
-                return Watch(engine.fileno(), engine.seconds_to_maintenance())
+                return Watch(engine.filenos(), engine.seconds_to_maintenance())
             self._thread = None  # lock held: a thread that starts workers later starts a new supervisor
             return None
 

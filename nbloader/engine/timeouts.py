@@ -13,7 +13,8 @@ DELAY_NOTICE = 30.0
 """Seconds after which a notice in the cell says what the loop is waiting for, if there is no `timeout`."""
 START_LIMIT = 30.0
 """Seconds that a worker may take to start with `on_timeout='restart'`, even if `timeout` is shorter: a restart would
-only make the worker start over."""
+only make the worker start over. A worker that is to leave may take as long to start, too, or to produce the first batch
+of a loader (see `leaving`)."""
 PAUSE_NOTICE = 5.0
 """Seconds after which a notice in the cell says that the loader is paused, if the loop waits for its first batch."""
 
@@ -103,6 +104,7 @@ def timeout_message(
     workers: Sequence[WorkerGauge],
     now: int,
     stack: str,
+    advice: str = "",
 ) -> str:
     """Return the message of `LoaderTimeoutError`.
 
@@ -114,6 +116,7 @@ def timeout_message(
         workers: All workers.
         now: perf_counter ns.
         stack: The stack of the suspect; "" if unknown.
+        advice: What has happened and what to do, if that is known (`LostLock.advice`).
     """
     processing = [activity(worker, now) for worker in workers if worker.batch is not None]
     if not processing and suspect.state == "starting":
@@ -122,9 +125,10 @@ def timeout_message(
             "or worker_init_fn are the usual causes: raise timeout, or move that work out of the worker's start."
         )
     else:
-        said = (
-            f"{'; '.join(processing) or 'No worker has begun it'}. A slow sample or a call in the dataset that hangs "
-            "is the usual cause: restart the worker, raise timeout, or set on_timeout='restart'."
+        said = f"{'; '.join(processing) or 'No worker has begun it'}. " + (
+            advice
+            or "A slow sample or a call in the dataset that hangs is the usual cause: restart the worker, "
+            "raise timeout, or set on_timeout='restart'."
         )
     return (
         f"DataLoader timed out after {timeout:g} seconds: batch {number} did not arrive (waited {waited:.1f} s). {said}"
@@ -137,7 +141,7 @@ def still_starting(worker: WorkerGauge, now: int) -> bool:
     return worker.state == "starting" and now - worker.since < START_LIMIT * 1e9
 
 
-def delay_notice(number: int, waited: float, worker: WorkerGauge, now: int, place: str) -> str:
+def delay_notice(number: int, waited: float, worker: WorkerGauge, now: int, place: str, advice: str = "") -> str:
     """Return the notice for a cell whose loop has waited for a long time.
 
     Args:
@@ -146,14 +150,16 @@ def delay_notice(number: int, waited: float, worker: WorkerGauge, now: int, plac
         worker: The worker that delays the batch; if there is none, a starting worker, or else any worker.
         now: perf_counter ns.
         place: The innermost line of the worker's stack; "" if unknown.
+        advice: See `timeout_message`.
     """
     begin = f"nbloader: this loop has waited {waited:.0f} s for batch {number}."
     said = activity(worker, now, place)
-    return (
-        f"{begin} {said[0].upper()}{said[1:]}. If it hangs, restart it with its button on loader.dashboard() or "
+    advice = advice or (
+        "If it hangs, restart it with its button on loader.dashboard() or "
         f"loader.restart_workers({worker.worker}) on another thread: no batch is lost. "
-        "timeout= and on_timeout='restart' let the loader do so itself.\n"
+        "timeout= and on_timeout='restart' let the loader do so itself."
     )
+    return f"{begin} {said[0].upper()}{said[1:]}. {advice}\n"
 
 
 def restart_notice(timeout: float, number: int, worker: WorkerGauge, now: int, place: str) -> str:

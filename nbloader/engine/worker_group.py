@@ -12,6 +12,7 @@ from nbloader import events as ev
 from nbloader._util.signals import raised_by_handler
 from nbloader.batch.task import Task
 from nbloader.engine.config import EngineConfig
+from nbloader.engine.leaving import LeavingWorkers
 from nbloader.errors import NbloaderError, WorkerDiedError, WorkerStartError
 from nbloader.events.failures import LoaderFailure, descriptors_message, died_message, start_message
 from nbloader.events.gauges import FetchProgress, WorkerGauge
@@ -76,6 +77,7 @@ class WorkerGroup:
         config: The configuration of the engine.
         on_message: Called with each of the last messages of workers that are being stopped.
         wake_consumers: Called when the pool has failed (`fatal` says why), and when a consumer must start a worker.
+        wake_supervisor: Called when workers are leaving, so that the supervisor waits for them, too.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class WorkerGroup:
         *,
         on_message: Callable[[WorkerMessage], None],
         wake_consumers: Callable[[], None],
+        wake_supervisor: Callable[[], None],
     ) -> None:
         self.pool: WorkerPool | None = None
         """The pool of workers; None before the first iteration, after a long idle time and after a failure."""
@@ -102,6 +105,8 @@ class WorkerGroup:
         dispatcher.slots = config.num_workers
         self._on_message = on_message
         self._wake_consumers = wake_consumers
+        self.leaving = LeavingWorkers(lambda: dispatcher.policy.produce_ns, wake_supervisor, self._on_leave)
+        """The workers that finish a sample before they end."""
         self.awaits_consumer = False
         """Whether a worker is missing because only a consumer can start it (`WorkerPool.can_start`)."""
         self._setup: WorkerSetup | None = None
@@ -178,7 +183,7 @@ class WorkerGroup:
         """
         self.awaits_consumer = False
         if self.pool is not None and not self.pool.usable:
-            self.stop(0)
+            self.retire(0)
         if self.pool is not None:
             for worker, slot in enumerate(self._slots):
                 if slot.handle is None and self.pool is not None:  # it died between epochs, or see `_replace`
@@ -233,7 +238,7 @@ class WorkerGroup:
     def on_init_failed(self, message: WorkerInitFailed) -> None:
         """End the pool because a worker failed to rebuild the dataset or to run `worker_init_fn`: all workers would."""
         handle = self.handles.get(message.uid)
-        if handle is not None and self.pool is not None:  # otherwise all are being stopped
+        if handle is not None and not handle.expected:  # otherwise it is being ended
             handle.expected = True  # it ends by itself, maybe in the same poll
             where = f"raised in worker {handle.worker} while it rebuilt the dataset or ran worker_init_fn"
             self.init_error = rebuild(message.error, where, message.raised)
@@ -254,14 +259,14 @@ class WorkerGroup:
     def on_descriptors_exhausted(self, message: DescriptorsExhausted) -> None:
         """End the pool because this process has too many open files: replacement workers would fail in the same way."""
         handle = self.handles.get(message.uid)
-        if handle is not None:
+        if handle is not None and not handle.expected:  # otherwise it is being ended
             handle.expected = True  # the batch is not to blame
-            if self.pool is not None:  # otherwise all are being stopped
-                self._fail(NbloaderError(descriptors_message(handle.worker, len(self._slots))))
+            self._fail(NbloaderError(descriptors_message(handle.worker, len(self._slots))))
 
     def on_pool_failed(self, message: PoolFailed) -> None:
         """End the pool because it cannot run workers."""
-        if message.uid in self.handles and self.pool is not None:  # otherwise all are being stopped
+        handle = self.handles.get(message.uid)
+        if handle is not None and not handle.expected:  # otherwise it is being ended
             self._fail(message.error)
 
     def on_gone(self, message: WorkerGone) -> None:
@@ -276,6 +281,7 @@ class WorkerGroup:
             blame=not (handle.expected or message.server_ended),
             suspects=handle.begun(self._dispatcher.held_by(handle.uid)),
         )
+        self._dispatcher.forget(handle.uid)
         numbers = tuple(dict.fromkeys(task.number for task in held)) or handle.held
         tail = handle.stderr_tail
         now, busy_since = _clock(), handle.busy_since()
@@ -346,15 +352,14 @@ class WorkerGroup:
 
     def _fail(self, error: Exception) -> None:
         """End the pool after a failure. A waiting consumer gets the error; the next request starts another pool."""
-        self.kill()
-        self.stop(0)
+        self.retire(0)
         self.fatal = error
         self._wake_consumers()
 
     # ---- restart, end -------------------------------------------------------------------------------------------
 
     def restart(self, ids: list[int]) -> None:
-        """Replace workers at once, whatever they are doing. Other workers produce the batches that they held."""
+        """Replace workers at once. They finish their present sample; other workers produce the batches they held."""
         for worker in ids:
             slot = self._slots[worker] if worker < len(self._slots) else None  # None: it was removed meanwhile
             if slot is not None and slot.handle is not None and self.pool is not None:
@@ -367,7 +372,7 @@ class WorkerGroup:
         self.restart(list(range(len(self._slots))))
 
     def restart_stalled(self, uid: int, run: int, number: int, reason: str, error: Exception) -> bool:
-        """Replace a worker whose batch takes too long.
+        """Kill and replace a worker whose batch takes too long.
 
         Args:
             uid: Unique number of the worker.
@@ -386,19 +391,27 @@ class WorkerGroup:
         begun = handle.begun(held)
         if len(begun) > 1:  # it is processing other batches, too
             begun = [task for task in begun if (task.run, task.number) == (run, number)]
-        poisoned = self._dismiss(handle, blame=True, suspects=begun)
+        poisoned = self._requeue(handle, blame=True, suspects=begun)
+        handle.kill()
         if poisoned is not None:
             self._dispatcher.fail(poisoned, LoaderFailure(error), _clock())
         self._slots[handle.worker].exit_reason = reason
         self._replace(handle.worker, reason)
         return poisoned is None
 
-    def _dismiss(self, handle: WorkerHandle, *, blame: bool = False, suspects: list[Task] | None = None) -> Task | None:
-        """End a worker at once, and requeue the batches that it held. Return the poisoned batch, if any."""
+    def _dismiss(self, handle: WorkerHandle) -> None:
+        """Make a worker leave after its present sample, and requeue the batches that it held."""
+        self._requeue(handle)
+        self.leaving.dismiss(handle)
+
+    def _on_leave(self, handle: WorkerHandle) -> None:
+        self._publish(ev.WorkerLeaving(_clock(), handle.worker, handle.pid))
+
+    def _requeue(self, handle: WorkerHandle, *, blame: bool = False, suspects: list[Task] | None = None) -> Task | None:
+        """Requeue the batches that a worker held which is about to be ended. Return the poisoned batch, if any."""
         handle.expected = True
-        held, poisoned = self._dispatcher.worker_gone(handle.uid, blame=blame, suspects=suspects)
+        held, poisoned = self._dispatcher.dismiss(handle.uid, blame=blame, suspects=suspects)
         handle.held = tuple(dict.fromkeys(task.number for task in held))
-        handle.kill()
         return poisoned
 
     def resize(self, num_workers: int) -> None:
@@ -415,9 +428,8 @@ class WorkerGroup:
                 self._replace(worker, "")
 
     def use_kind(self, config: EngineConfig, setup: WorkerSetup) -> None:
-        """Switch to another kind of worker: end the current workers at once, and requeue the batches that they held."""
-        self.kill()
-        self.stop(0)
+        """Switch to another kind of worker: let the current workers leave, and requeue the batches that they held."""
+        self.retire(0)
         self._config, self._setup = config, setup
 
     def kill(self) -> None:
@@ -427,38 +439,52 @@ class WorkerGroup:
                 handle.expected = True
                 handle.kill()
 
+    def retire(self, grace: float = GRACE) -> None:
+        """Let all workers leave after their present sample. The batches that they held wait until the next start.
+
+        Args:
+            grace: Seconds to wait for their end. After that, the group can be started again while they are leaving.
+        """
+        pool = self._drop_pool()
+        for message in [] if pool is None else self.leaving.retire(pool, grace):
+            self._on_message(message)
+
     def stop(self, grace: float = GRACE) -> None:
-        """Stop all workers. The batches that they held wait until the group is started again.
+        """End all workers, also those that are leaving.
 
         Args:
             grace: Seconds for which workers may exit by themselves before they are killed.
         """
-        pool, self.pool = self.pool, None
-        if pool is None:
-            return
-        try:
+        self._drop_pool()
+        for message in self.leaving.close(grace):
+            self._on_message(message)
+
+    def _drop_pool(self) -> WorkerPool | None:
+        """Pass the pool on to `leaving`, requeue the batches that its workers held, and return it."""
+        pool = self.pool
+        if pool is not None:
+            self.leaving.pools.append(pool)  # first: an interrupt finds it there
             for slot in self._slots:
                 slot.handle = None
             for handle in list(pool.handles.values()):
                 handle.expected = True
-                self._dispatcher.worker_gone(handle.uid, blame=False)
-            for message in pool.close(grace):
-                self._on_message(message)
-            pool.dispose()
-        except BaseException:  # includes interrupts
-            pool.abandon()
-            raise
+                self._dispatcher.dismiss(handle.uid)
+            self.pool = None
+        return pool
 
     def abandon(self) -> None:
-        """End all workers at once, whatever state an interrupt has left them in."""
-        pool = self.pool
+        """End all workers, whatever state an interrupt has left them in."""
+        pools = self.leaving.pools
+        if self.pool is not None and self.pool not in pools:
+            pools = [*pools, self.pool]
         self.forget()
-        if pool is not None:
-            pool.abandon()
+        for pool in pools:
+            pool.abandon(GRACE)
 
     def forget(self) -> None:
         """Forget all workers without ending them. In a forked child, the workers belong to the parent."""
         self.pool = None
+        self.leaving.forget()
         self.handles.clear()
         for slot in self._slots:
             slot.handle = None
@@ -515,7 +541,7 @@ class WorkerGroup:
 
     def fetching(self) -> tuple[FetchProgress, ...]:
         """Return the progress of each worker that is fetching samples, including an inline worker."""
-        handles = [] if self.pool is None else list(self.pool.handles.values())
+        handles = [] if self.pool is None else [handle for handle in self.pool.handles.values() if not handle.expected]
         found = [handle.fetch_progress(self._dispatcher.held_by(handle.uid)) for handle in handles]
         return tuple([progress for progress in found if progress is not None])
 

@@ -164,6 +164,20 @@ class WorkerReady:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerLeaving:
+    """A worker was removed or restarted in the middle of a batch: it finishes its present sample before it ends.
+
+    Other workers produce the batches that it held. `WorkerDied` follows when it has ended.
+    """
+
+    time: int
+    """When, ns."""
+    worker: int
+    """Worker id, from 0."""
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerDied:
     """A worker ended, either on its own or by request."""
 
@@ -365,6 +379,7 @@ class LoaderClosed:
 
 LifecycleEvent: TypeAlias = (
     WorkerStarted
+    | WorkerLeaving
     | WorkerReady
     | WorkerDied
     | WorkerRestarted

@@ -14,7 +14,8 @@ report becomes a message, which costs three processes a millisecond each.
 | what fails                             | consequence                                                               |
 |----------------------------------------|---------------------------------------------------------------------------|
 | the dataset raises                     | a value: the sample's place shows the error                               |
-| the dataset hangs                      | the sample can be given up; meanwhile another worker reads the others     |
+| the dataset hangs                      | the sample can be given up; meanwhile another worker reads the others.    |
+|                                        | Its worker ends after the sample, and is killed if it is stuck            |
 | the worker dies                        | the sample's place shows how; another worker starts                       |
 | the dataset cannot be sent to processes| it is read in threads, and `on_note` says so                              |
 | a worker cannot rebuild the dataset    | `on_problem`; the next request tries again                                |
@@ -37,6 +38,7 @@ from nbloader._util.rng import mix
 from nbloader._util.wakeup import Wakeup
 from nbloader.batch.payload import BatchPayload
 from nbloader.batch.task import Task
+from nbloader.engine.leaving import LeavingWorkers
 from nbloader.errors import DatasetTransferError
 from nbloader.events.failures import WorkerFailure
 from nbloader.events.remote_errors import describe
@@ -124,6 +126,8 @@ class SampleFetcher:
         self._kind: WorkerKind | None = None
         self._setup: Any = None
         self._pool: WorkerPool | None = None
+        self._leaving = LeavingWorkers(lambda: self._usual_ns, self._wakeup.set)
+        self._usual_ns = 0  # the longest time that a sample took
         self._busy: dict[int, _Reading] = {}
         self._starting: set[int] = set()
         self._failed_starts = 0
@@ -176,7 +180,7 @@ class SampleFetcher:
             self._first.pop(view, None)
 
     def give_up(self, index: int) -> None:
-        """Stop reading a sample by killing its worker."""
+        """Stop waiting for a sample. Its worker ends, and is killed if it is stuck."""
         with self._lock:
             self._given_up.add(index)
         self._wakeup.set()
@@ -227,18 +231,18 @@ class SampleFetcher:
                 if self._busy or self._starting:
                     quiet_since = now
                 if self._closed or now - quiet_since >= IDLE:
-                    self._stop()
+                    self._stop(GRACE)
                     with self._lock:
                         if self._closed or not self._queue.waiting:
                             self._thread = None
                             return
                     quiet_since = now
                     continue
-                self._wakeup.wait(self._pool.fileno() if self._pool is not None else None, self._timeout(quiet_since))
+                self._wait(quiet_since)
         except Exception as error:  # a defect here or in `on_read`: the next request starts again
             log.exception("the explorer's thread failed")
             self._unreported.clear()
-            self._stop()
+            self._stop(GRACE)
             self._setup = None
             with self._lock:  # together: a request that arrives now must not be dropped
                 self._queue.clear()
@@ -246,6 +250,12 @@ class SampleFetcher:
                 self._thread = None
             info = describe(error, by_value=False)
             self._on_problem(failure(f"The explorer failed: {info.summary}", info.traceback))
+
+    def _wait(self, quiet_since: float) -> None:
+        fileno = None if self._pool is None else self._pool.fileno()
+        filenos = (*self._leaving.filenos, *(() if fileno is None else (fileno,)))
+        limits = [self._timeout(quiet_since), self._leaving.seconds_left()]
+        self._wakeup.wait(filenos, min((limit for limit in limits if limit is not None), default=None))
 
     def _timeout(self, quiet_since: float) -> float | None:
         """Return the seconds until the thread must act even without a message; None for no limit."""
@@ -279,7 +289,7 @@ class SampleFetcher:
                 self._unreported = [read for read in self._unreported if read[0].view.scan or read[0] in self._cache]
         if repack:
             interrupted = [reading.request for reading in self._busy.values()]
-            self._stop()
+            self._stop(None)
             self._setup = None
             self._failed_starts = 0
             with self._lock:
@@ -348,6 +358,8 @@ class SampleFetcher:
     def _receive(self) -> None:
         for message in [] if self._pool is None else self._pool.poll(0):
             self._handle(message)
+        self._leaving.kill_stuck()
+        _discard(self._leaving.poll())
 
     def _handle(self, message: WorkerMessage) -> None:
         if isinstance(message, WorkerInitialized):
@@ -374,6 +386,7 @@ class SampleFetcher:
         else:
             payload: BatchPayload = outcome
             sample = payload.open()
+            self._usual_ns = max(self._usual_ns, int(1e9 * sample.seconds))
             handle = None if self._pool is None else self._pool.handles.get(message.uid)
             if handle is not None:
                 sample = sample._replace(worker=handle.worker)
@@ -427,21 +440,29 @@ class SampleFetcher:
                 self._finish(uid, ReadSample(failure(f"Given up after {after}."), [], 0.0, 0.0, failed=True))
                 if handle is not None:
                     handle.expected = True
-                    handle.kill()
+                    self._leaving.dismiss(handle)
 
-    def _stop(self) -> None:
-        """Stop all workers; what they are reading is dropped."""
+    def _stop(self, grace: float | None) -> None:
+        """Stop all workers; what they are reading is dropped.
+
+        Args:
+            grace: Seconds after which all workers are killed that have not ended; None to let them finish their sample.
+        """
         pool, self._pool = self._pool, None
         self._busy.clear()
         self._starting.clear()
-        if pool is None:
-            return
-        hung = [handle for handle in pool.handles.values() if handle.busy_since() < float("inf")]
-        for handle in hung:
-            handle.expected = True
-            handle.kill()
-        pool.close(GRACE)
-        pool.dispose()
+        if pool is not None:
+            self._leaving.pools.append(pool)
+            _discard(self._leaving.retire(pool, 0))
+        if grace is not None:
+            _discard(self._leaving.close(grace))
+
+
+def _discard(messages: Iterable[WorkerMessage]) -> None:
+    """Release the memory of samples that nobody wants any more."""
+    for message in messages:
+        if isinstance(message, BatchDone):
+            message.outcome.discard()
 
 
 def sample_seed(seed: int, request: Request) -> int:

@@ -29,6 +29,7 @@ from nbloader.events import (
     SampleFailed,
     SupervisorFailed,
     WorkerDied,
+    WorkerLeaving,
     WorkerReady,
     WorkerRestarted,
 )
@@ -134,6 +135,7 @@ class Aggregator:
         self._produced: dict[int, int] = {}
         self._errors: collections.Counter[int] = collections.Counter()
         self._restarts: collections.Counter[int] = collections.Counter()
+        self._leaving: collections.Counter[int] = collections.Counter()
         self._deaths = self._supervisor_failures = 0
         self._failed_samples: collections.deque[SampleFailed] = collections.deque(maxlen=FAILED_SAMPLES)
         self._failed_by_outcome: collections.Counter[str] = collections.Counter()
@@ -277,7 +279,7 @@ class Aggregator:
 
     # --- counting
 
-    def _lifecycle(self, event: LifecycleEvent) -> None:  # noqa: C901, PLR0912 - one branch per kind of event
+    def _lifecycle(self, event: LifecycleEvent) -> None:  # noqa: C901, PLR0912, PLR0915 - one branch per kind of event
         if self._origin is None:
             self._origin = event.time
         match event:
@@ -293,9 +295,15 @@ class Aggregator:
                     before = self._began if self._stop is None else self._stop.time
                     self._stop_asked = before if newest is None else max(before, returned_at(newest))
                     self._stop = event
+            case WorkerLeaving():
+                self._leaving[event.worker] += 1
+                self._add_crew(event.time, -1)
             case WorkerDied():
                 self._deaths += not event.expected
-                self._add_crew(event.time, -1)
+                if event.expected and self._leaving[event.worker]:
+                    self._leaving[event.worker] -= 1
+                else:
+                    self._add_crew(event.time, -1)
             case WorkerRestarted():
                 self._restarts[event.worker] += 1
             case WorkerReady():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -21,6 +22,7 @@ from nbloader.events import (
     SettingTried,
     SupervisorFailed,
     WorkerDied,
+    WorkerLeaving,
     WorkerReady,
     WorkerRestarted,
     WorkersResized,
@@ -53,7 +55,8 @@ Described: TypeAlias = tuple[Kind, str]
 def _worker_died(e: WorkerDied) -> Described:
     held = f"; it held {plural(len(e.batches), 'batch')}" if e.batches else ""
     if e.expected:
-        return "worker", f"worker {e.worker} (pid {e.pid}) stopped{held}"
+        how = "was killed by request" if e.exitcode == -signal.SIGKILL else "stopped"
+        return "worker", f"worker {e.worker} (pid {e.pid}) {how}{held}"
     last = final_message(e.stderr_tail)
     output = f"; last output: {last}" if last else ""
     return "error", f"worker {e.worker} (pid {e.pid}) {clean(e.reason)}{held}{output}"
@@ -103,6 +106,7 @@ _DESCRIBE: dict[type, Callable[[Any], Described]] = {
     BatchRecord: lambda e: ("epoch", f"batch {e.index} delivered"),
     WorkerStarted: lambda e: ("worker", f"worker {e.worker} started, pid {e.pid}"),
     WorkerReady: lambda e: ("worker", f"worker {e.worker} ready after {duration(e.startup_ns / 1e9)}"),
+    WorkerLeaving: lambda e: ("worker", f"worker {e.worker} (pid {e.pid}) leaves after its present sample"),
     WorkerDied: _worker_died,
     WorkerRestarted: _worker_restarted,
     EpochStarted: _epoch_started,

@@ -137,7 +137,7 @@ class Dispatcher(Generic[R]):
         self._owed = 0  # jobs that may be assigned although the loader is paused: one for each step that was taken
         self._by_slot: dict[int, int] = {}  # worker id -> the worker that became ready last
         self._held: dict[int, dict[_Key, Task]] = {}  # worker -> its jobs, in the order it was given them
-        self._outdated: set[int] = set()  # workers whose results are rejected
+        self._outdated: set[int] = set()  # workers whose results are rejected; they may already hold no jobs
 
     # ---- workers ------------------------------------------------------------------------------------------------
 
@@ -160,6 +160,9 @@ class Dispatcher(Generic[R]):
                 several suspects, none of them is poisoned; instead, each is soon produced alone (`task.ALONE_AFTER`).
             suspects: The jobs that the worker was processing; None for the first one that it held.
         """
+        return self._remove(worker, blame=blame, suspects=suspects)
+
+    def _remove(self, worker: int, *, blame: bool, suspects: list[Task] | None) -> WorkerLoss:
         held = list(self._held.pop(worker, {}).values())
         poisoned = None
         if blame:
@@ -175,6 +178,15 @@ class Dispatcher(Generic[R]):
                 if task is not poisoned:
                     state.enqueue(task)
         return WorkerLoss(held, poisoned)
+
+    def dismiss(self, worker: int, *, blame: bool = False, suspects: list[Task] | None = None) -> WorkerLoss:
+        """Remove a worker that is about to end, like `worker_gone`, and reject its later results until `forget`."""
+        self._outdated.add(worker)
+        return self._remove(worker, blame=blame, suspects=suspects)
+
+    def forget(self, worker: int) -> None:
+        """Forget a dismissed worker, after its last result was passed to `result`."""
+        self._outdated.discard(worker)
 
     def held_by(self, worker: int) -> list[Task]:
         """The jobs that a worker holds, in the order in which it processes them."""
@@ -263,6 +275,7 @@ class Dispatcher(Generic[R]):
                 batch.discard()
         self.iterations.clear()
         self._held.clear()
+        self._outdated.clear()
 
     def park(self, run: int) -> list[Revoke]:
         """Park an iteration: take back jobs that no worker has begun, so that another iteration goes first."""
@@ -587,7 +600,7 @@ class Dispatcher(Generic[R]):
         Returns:
             The dropped outcomes. Action: discard them.
         """
-        self._outdated = set(self._held)
+        self._outdated |= set(self._held)
         return [outcome for state in self.iterations.values() for outcome in state.redo()]
 
     # ---- delivering -----------------------------------------------------------------------------------------------

@@ -95,7 +95,8 @@ class PrefetchPolicy:
         """Batches for which there is memory, if that is what limits the window; else None."""
         self.nbytes = 0
         """Size of the last batch."""
-        self._produce_ns = 0  # a running mean
+        self.produce_ns = 0
+        """Time to produce a batch, or a chunk of one, ns: a running mean; 0 before the first batch."""
         self.concurrency = concurrency
         """Samples that a worker fetches at a time, across batches; 0 if it fetches one batch after the other."""
         self._batch_size = 0.0  # samples, a running mean; 0 before the first batch
@@ -178,9 +179,9 @@ class PrefetchPolicy:
             chunks: Number of chunks of the batch; 1 if it was not chunked.
         """
         self.nbytes = nbytes * chunks
-        mean = self._produce_ns
-        self._produce_ns = mean + (produce_ns - mean) // AVERAGED_BATCHES if mean else produce_ns
-        self.fast = self.nbytes <= SMALL_BYTES and self._produce_ns < FAST_NS
+        mean = self.produce_ns
+        self.produce_ns = mean + (produce_ns - mean) // AVERAGED_BATCHES if mean else produce_ns
+        self.fast = self.nbytes <= SMALL_BYTES and self.produce_ns < FAST_NS
 
     def afford(self, batches: int | None) -> bool:
         """Limit the window to the batches for which there is memory.
@@ -265,12 +266,12 @@ class PrefetchPolicy:
         """
         if self.concurrency:
             return self.extended_depth
-        return 2 + QUEUED_WORK_NS // max(1, self._produce_ns)
+        return 2 + QUEUED_WORK_NS // max(1, self.produce_ns)
 
     @property
     def min_steal(self) -> int:
         """Batches that must move at once for stealing to be worth its messages."""
-        return -(-STEAL_WORK_NS // self._produce_ns) if self._produce_ns else 1
+        return -(-STEAL_WORK_NS // self.produce_ns) if self.produce_ns else 1
 
     @property
     def stall_ns(self) -> int:
@@ -283,7 +284,7 @@ class PrefetchPolicy:
         Args:
             held: Batches that workers hold.
         """
-        return max(1, min(held // 2, GROUP_NS // max(1, self._produce_ns))) if self._deep else 1
+        return max(1, min(held // 2, GROUP_NS // max(1, self.produce_ns))) if self._deep else 1
 
     def unwatched(self, held: int) -> float:
         """Return for how many seconds batches may arrive without waking a waiting consumer; 0 if the next one wakes it.
@@ -298,7 +299,7 @@ class PrefetchPolicy:
         """
         if not self._deep or self.concurrency:
             return 0.0
-        interval = self._produce_ns / (1e9 * self._num_workers)
+        interval = self.produce_ns / (1e9 * self._num_workers)
         seconds = min(UNWATCHED, held // 2 * interval)
         return seconds if seconds >= 2 * interval else 0.0
 

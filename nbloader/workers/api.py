@@ -172,6 +172,13 @@ class WorkerHandle:
         """Return the held tasks that are being processed: at most the first one, unless the dataset is asynchronous."""
         return held[:1]
 
+    def leave(self) -> None:
+        """Tell the worker to end as soon as it has processed its present sample. The pool reports `WorkerGone`.
+
+        A kind whose workers hold nothing that others wait for may end them at once.
+        """
+        self.kill()
+
     def kill(self) -> None:
         """End the worker at once, whatever it is doing. The pool reports `WorkerGone`."""
         raise NotImplementedError
@@ -414,6 +421,14 @@ class WorkerPool(ABC):
             The messages that arrived in the meantime, with a `WorkerGone` for each worker.
         """
 
+    def let_leave(self, grace: float) -> list[WorkerMessage]:
+        """Shut down all workers, but let those that are in the middle of a sample finish it.
+
+        Returns:
+            The messages that arrived within `grace` seconds. If `handles` is not empty then, `poll` reports the rest.
+        """
+        return self.close(grace)
+
     def revoke(self, uid: int, tasks: Sequence[Task]) -> list[Task]:  # noqa: ARG002 - optional
         """Take tasks back from a worker, so that another worker can produce them. Never waits.
 
@@ -476,8 +491,12 @@ class WorkerPool(ABC):
         """Take the incomplete last lines of the workers' output, as (stream, text)."""
         return []
 
-    def abandon(self) -> None:
-        """End all workers at once and ignore their messages, since an interrupt may have left the pool in any state."""
+    def abandon(self, grace: float = 0.0) -> None:  # noqa: ARG002 - optional
+        """End all workers and ignore their messages, since an interrupt may have left the pool in any state.
+
+        Args:
+            grace: Seconds for which workers may finish their present sample before they are killed.
+        """
         for handle in list(self.handles.values()):
             handle.mark_ended(None)
             handle.kill()

@@ -16,7 +16,7 @@ from nbloader._util.signals import raised_by_handler
 from nbloader.batch.rows import RowSelector, Selection, may_be_in_memory
 from nbloader.events.remote_errors import SampleFailure, describe
 from nbloader.sampling.index_arrays import IndexArray
-from nbloader.workers.status import LocalStatus, WorkerState, WorkerStatus
+from nbloader.workers.status import LocalStatus, WorkerAbandonedError, WorkerState, WorkerStatus
 
 log = logging.getLogger(__name__)
 _clock = time.perf_counter_ns
@@ -217,7 +217,7 @@ def raise_if_none(batch: FetchedBatch, indices: Any) -> None:
             ) from None
 
 
-def fetch_each(
+def fetch_each(  # noqa: C901 - one loop, without calls that would slow it down
     source: Subscriptable,
     keys: Iterable[Any],
     *,
@@ -255,6 +255,8 @@ def fetch_each(
     before = clock()
     for key in left:
         if local is None:
+            if status.abandoned:
+                raise WorkerAbandonedError(status)
             published += 1
             status.position = published
         try:

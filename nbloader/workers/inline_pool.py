@@ -324,7 +324,7 @@ class InlinePool(WorkerPool):
             handle.kill()
         return self.poll(0)
 
-    def abandon(self) -> None:
+    def abandon(self, grace: float = 0.0) -> None:  # noqa: ARG002 - nothing that others wait for
         """Stop the worker at once, and forget all messages."""
         self.close(0)
         self._messages.clear()

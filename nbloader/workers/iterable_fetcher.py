@@ -179,6 +179,10 @@ class IterableFetcher:
             if of_run == run:
                 del self._iterators[of_run, shard]
 
+    def close(self) -> None:
+        """Drop all iterators. A generator that is suspended in a `with` block leaves it, and releases its locks."""
+        self._iterators.clear()
+
     def _open(self, ticket: Ticket) -> ShardIterator:
         seed = ticket.seed + ticket.shard
         key = ticket.shard, ticket.shards

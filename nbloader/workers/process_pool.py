@@ -238,6 +238,8 @@ class ProcessHandle(WorkerHandle):
         self.revoker = TaskRevoker(memory, SHARED_STATUS_SIZE, descriptors.status)
         self.stack_pipe = StackPipe(descriptors.stack)
         self.killed = False
+        self.leaving = False
+        """Whether the worker was told to leave: nothing is sent to it any more."""
         self.segments = SegmentReader()
         self.layouts: dict[int, Layout] = {}
         self.chunk_layout = -1
@@ -310,6 +312,12 @@ class ProcessHandle(WorkerHandle):
         if status.state == WorkerState.STARTING:
             return []
         return [task for task in held[:1] if (task.run, task.job) == (status.run, status.number)]
+
+    def leave(self) -> None:
+        """See `WorkerHandle`."""
+        self.leaving = True
+        self.status.abandon()
+        self.channel.shut_down()
 
     def kill(self) -> None:
         """See `WorkerHandle`."""
@@ -689,16 +697,20 @@ class ProcessPool(WorkerPool):
         return messages
 
     def _flush(self, handle: ProcessHandle) -> None:
-        with contextlib.suppress(OSError):  # the worker has died: reading from it will report that
+        with contextlib.suppress(OSError):  # the worker has died, which reading from it will report, or it leaves
             handle.channel.flush()
-            if not handle.channel.backlogged:
-                self._selector.modify(handle.channel, selectors.EVENT_READ, (handle, self._read_channel))
+            if handle.channel.backlogged:
+                return
+        self._selector.modify(handle.channel, selectors.EVENT_READ, (handle, self._read_channel))
 
     def _read_channel(self, handle: ProcessHandle, _fd: int, messages: list[WorkerMessage]) -> None:
         try:
             frames = handle.channel.receive()
         except (EOFError, OSError):
-            self._end(handle, self._wait_status(handle), messages)
+            if handle.leaving and not handle.killed and handle.lifeline >= 0:
+                self._selector.unregister(handle.channel)  # the end of the process may take a while: see the lifeline
+            else:
+                self._end(handle, self._wait_status(handle), messages)
         else:
             self._handle_frames(handle, frames, messages)
 
@@ -854,23 +866,48 @@ class ProcessPool(WorkerPool):
 
     # ---- ending ---------------------------------------------------------------------------------------------------
 
-    def close(self, grace: float) -> list[WorkerMessage]:
-        """See `WorkerPool`. Workers end when their connection is closed."""
+    def let_leave(self, grace: float) -> list[WorkerMessage]:
+        """See `WorkerPool`."""
         messages: list[WorkerMessage] = []
         for handle in self._handles.values():
-            handle.channel.shut_down()
+            handle.leave()
         deadline = time.monotonic() + grace
-        while self._handles:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                for handle in self._handles.values():
-                    handle.kill()
-                left = STATUS_TIMEOUT
+        while self._handles and (left := deadline - time.monotonic()) > 0:
             messages += self.poll(left)
         return messages
 
-    def abandon(self) -> None:
+    def close(self, grace: float) -> list[WorkerMessage]:
+        """See `WorkerPool`."""
+        messages = self.let_leave(grace)
+        while self._handles:
+            for handle in self._handles.values():
+                handle.kill()
+            messages += self.poll(STATUS_TIMEOUT)
+        return messages
+
+    def abandon(self, grace: float = 0.0) -> None:
         """See `WorkerPool`. After an interrupt, the next read may begin in the middle of a frame."""
+        try:
+            self._let_hang_up(grace)
+        finally:
+            self._kill_all()
+
+    def _let_hang_up(self, grace: float) -> None:
+        """Wait until all workers have left their present sample and closed their connections. Reads nothing."""
+        connected: set[int] = set()
+        poll = select.poll()
+        for handle in self._handles.values():
+            if not (handle.gone or handle.killed):
+                handle.leave()
+                poll.register(handle.channel, 0)  # without events: reports only that the other end is closed
+                connected.add(handle.channel.fileno())
+        deadline = time.monotonic() + grace
+        while connected and (left := deadline - time.monotonic()) > 0:
+            for fd, _events in poll.poll(1000 * left):
+                poll.unregister(fd)
+                connected.discard(fd)
+
+    def _kill_all(self) -> None:
         for handle in self._handles.values():
             handle.kill()
             if handle.child is not None:

@@ -2,8 +2,10 @@
 
     main() -> _initialize(): environment, dataset -> WorkerLoop.run(): next task -> fetch -> encode -> send
 
-A worker ends when its connection closes. It ignores SIGINT, which the children of a notebook kernel would otherwise
-receive together with the kernel.
+A worker ends when its connection closes, after the batch that it is producing; after the sample, if it was abandoned
+(`WorkerStatus.abandoned`). It is killed only if it does not end by itself, since it may hold a lock that others need,
+such as a `multiprocessing.Lock` of the dataset. It ignores SIGINT, which the children of a notebook kernel would
+otherwise receive together with the kernel.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ from nbloader.transport.mp_objects import run_finalizers
 from nbloader.workers.fetcher import FetchedBatch, MapFetcher, is_async, raise_if_none
 from nbloader.workers.iterations import InheritedParts, Iteration, Iterations, Parts, PartsSource, PickledParts
 from nbloader.workers.line_sampler import LineSampler
-from nbloader.workers.status import SHARED_STATUS_SIZE, SharedStatus, WorkerState, WorkerStatus
+from nbloader.workers.status import SHARED_STATUS_SIZE, SharedStatus, WorkerState, WorkerStatus, is_abandoned
 from nbloader.workers.task_claims import CLAIMS_SIZE, MAX_BLOCK, TaskClaims
 from nbloader.workers.worker_info import ProcessContext
 
@@ -161,7 +163,11 @@ def _receive_assets(channel: Channel) -> Assets:
 
 
 def _initialize(channel: Channel, assets: Assets) -> WorkerLoop | ConcurrentWorkerLoop | None:
-    """Set up the process and rebuild the dataset. Return None if that failed; the failure has then been reported."""
+    """Set up the process and rebuild the dataset.
+
+    Returns:
+        None if that failed, which has then been reported, or if the worker was abandoned in the meantime.
+    """
     start = assets.start
     memory = mmap.mmap(assets.status, SHARED_STATUS_SIZE + CLAIMS_SIZE)
     status = SharedStatus.at(memory)
@@ -170,6 +176,8 @@ def _initialize(channel: Channel, assets: Assets) -> WorkerLoop | ConcurrentWork
     lines = LineSampler(status, WorkerLoop._produce.__code__)
     lines.install()
     status.since, status.pid = _clock(), os.getpid()
+    if status.abandoned:
+        return None
     try:
         iterations = Iterations(start, assets.source())
     except Exception as error:  # noqa: BLE001 - whatever the user's code raises goes to the notebook
@@ -279,8 +287,15 @@ class WorkerLoop:
 
         Raises:
             EOFError: The connection was closed while the worker waited.
-            HungUpError: The connection was closed while the worker sent something.
+            HungUpError: The connection was closed while the worker was busy.
         """
+        try:
+            self._produce_batches()
+        finally:
+            if self._iterable_fetcher is not None:
+                self._iterable_fetcher.close()
+
+    def _produce_batches(self) -> None:
         self._process_cancels()
         while True:
             task = self._next_task()
@@ -293,6 +308,8 @@ class WorkerLoop:
             except Exception as error:  # whatever the dataset or collate_fn raises goes to the notebook
                 if self._hung_up:
                     raise
+                if is_abandoned(error, self._status):
+                    return
                 self._report_error(task, error)
 
     def _switch(self, run: int) -> bool:
@@ -331,6 +348,8 @@ class WorkerLoop:
             if kind != _TASK:
                 self._process_note(kind, body)
                 continue
+            if status.abandoned:
+                raise HungUpError
             task = _read_task(body)
             self._encoder.give_back(task.returned)
             if task.sequence <= self._claims.unrevoked or self._claims.claim(task.sequence):

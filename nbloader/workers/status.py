@@ -23,7 +23,7 @@ PRODUCING = (WorkerState.FETCHING, WorkerState.COLLATING)
 
 
 class WorkerAbandonedError(Exception):
-    """The worker was abandoned: its batch is discarded, and it ends. Raised in a worker thread between two samples.
+    """The worker was abandoned: its batch is discarded, and it ends. Raised in a worker between two samples.
 
     Its argument is the status of the worker: see `is_abandoned`.
     """
@@ -51,6 +51,10 @@ class WorkerStatus(Protocol):
     position: int
     """Position in the batch of the sample that is being fetched; -1 if the whole batch is fetched at once."""
 
+    @property
+    def abandoned(self) -> int:
+        """Whether the worker ends before its next sample. The only field that the notebook's side writes."""
+
 
 class SharedStatus(ctypes.Structure):
     """The status of a worker process, in memory that it shares with the notebook's process."""
@@ -64,6 +68,7 @@ class SharedStatus(ctypes.Structure):
         ("pid", ctypes.c_int64),
         ("computing", ctypes.c_int64),
         ("waiting", ctypes.c_int64),
+        ("abandoned", ctypes.c_int64),
     )
 
     state: int
@@ -77,6 +82,12 @@ class SharedStatus(ctypes.Structure):
     and `waiting`."""
     waiting: int
     """Number of stack samples that were requested while the worker waited."""
+    abandoned: int
+    """See `WorkerStatus`."""
+
+    def abandon(self) -> None:
+        """Make the worker stop before its next sample."""
+        self.abandoned = 1
 
     @classmethod
     def at(cls, memory: Any) -> SharedStatus:

@@ -331,9 +331,9 @@ class ThreadPool(WorkerPool):
                 handle.thread.join(JOIN_TIMEOUT)
         return messages
 
-    def abandon(self) -> None:
+    def abandon(self, grace: float = 0.0) -> None:
         """See `WorkerPool`."""
-        super().abandon()
+        super().abandon(grace)
         self._handles.clear()
 
     def dispose(self) -> None:

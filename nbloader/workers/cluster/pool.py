@@ -379,7 +379,7 @@ class RayPool(WorkerPool):
         self._handles.clear()
         return messages
 
-    def abandon(self) -> None:
+    def abandon(self, grace: float = 0.0) -> None:  # noqa: ARG002 - nothing that others wait for
         """See `WorkerPool`."""
         with self._changed:
             self._closing = True
