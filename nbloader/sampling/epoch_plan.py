@@ -21,7 +21,7 @@ from nbloader._util.signals import raised_by_handler
 from nbloader.errors import LoaderClosedError
 from nbloader.sampling import datapipes, samplers
 from nbloader.sampling.epoch_order import EpochOrder, LoggedOrder, Numbering, order_of
-from nbloader.sampling.index_arrays import IndexArray
+from nbloader.sampling.index_arrays import DrawnIndices, IndexArray, may_iterate
 from nbloader.sampling.resumable_sampler import ResumableSampler, generators
 from nbloader.sampling.shard_plan import IteratorState, ShardPlan, ShardProgress
 from nbloader.sampling.source import SourceReader
@@ -49,8 +49,8 @@ class PlannedBatch(NamedTuple):
     """A batch that the plan yields."""
 
     indices: Any
-    """A list or an `IndexArray` of dataset indices, a single index if automatic batching is off, or the `Ticket` of a
-    shard."""
+    """A list, tuple, `DrawnIndices` or `IndexArray` of dataset indices, a single index if automatic batching is off, or
+    the `Ticket` of a shard."""
     seed: int
 
 
@@ -172,6 +172,7 @@ class MapEpochPlan(EpochPlan):
         self.reader = self._sampler.reader
         self.chunk_spec = context.chunk_spec
         self._batched = context.batched
+        self._fetches_batches = getattr(context.dataset, "__getitems__", None) is not None
         self._exhausted = False
         self._drawn = self._position
         # Batches that were delivered out of order are skipped, and the others are renumbered without gaps.
@@ -232,7 +233,7 @@ class MapEpochPlan(EpochPlan):
                 self._renumbered[self.next_number] = number
             self.next_number += 1
             if self._batched and not isinstance(indices, (list, tuple, IndexArray)):
-                indices = _as_list(indices)
+                indices = self._as_list(indices)
             if self._log is not None:
                 self._log.add(number, indices)
             begin, seeds = self._seeds
@@ -245,6 +246,15 @@ class MapEpochPlan(EpochPlan):
             batches.append(_new(PlannedBatch, (indices, seed)))
             if deadline is not None and _clock() >= deadline:
                 return
+
+    def _as_list(self, drawn: Any) -> DrawnIndices:
+        """Return what a batch sampler has yielded, if that is not a list."""
+        if not may_iterate(drawn) and not self._fetches_batches:
+            kind = type(drawn).__name__
+            raise TypeError(
+                f"batch_sampler must yield lists of indices, but yielded {drawn!r} ({kind}): pass it as sampler=?"
+            )
+        return DrawnIndices(drawn)
 
     def _mix_seeds(self, number: int) -> _Seeds:
         """Compute the seeds of this batch and of the batches after it."""
@@ -265,15 +275,6 @@ class MapEpochPlan(EpochPlan):
     def state(self) -> State:
         """See `EpochPlan`."""
         return {**self._sampler.state(), "position": self._position, "beyond": sorted(self._beyond)}
-
-
-def _as_list(indices: Any) -> list[Any]:
-    if not hasattr(indices, "__iter__") and not hasattr(indices, "__getitem__"):
-        kind = type(indices).__name__
-        raise TypeError(
-            f"batch_sampler must yield lists of indices, but yielded {indices!r} ({kind}): pass it as sampler=?"
-        )
-    return list(indices)
 
 
 class IterableEpochPlan(EpochPlan):
