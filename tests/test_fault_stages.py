@@ -31,11 +31,12 @@ from fault_table import (
     Rebuilt,
     RunsAside,
     provokes,
+    rebuild,
 )
 from light import Hangs, Held, Images, Numbers, Slow
 from stand_in import DeviceFull, StandIn
 
-from nbloader import DataLoader, LoaderClosedError, WorkerDiedError, WorkerStartError
+from nbloader import DataLoader, DatasetTransferError, LoaderClosedError, WorkerDiedError, WorkerStartError
 from nbloader import events as ev
 
 STAGES = ("arrival", "init", "fetch", "collate", "encode")
@@ -172,6 +173,22 @@ def _(_tmp_path):
     with DataLoader(Numbers(24), 2, num_workers=2, sampler=Resampled(sampler)) as loader:
         assert flat(loader) == list(range(24))
         assert wait_for(lambda: died(loader))
+
+
+@provokes("an index cannot be unpickled in a worker", "sampling", RAISED)
+def _(_tmp_path):
+    class Bad(int):
+        def __reduce__(self):
+            return rebuild, ([7], ValueError("bad index"), None)
+
+    with DataLoader(Numbers(24), 2, num_workers=2, sampler=[*range(6), Bad(6), *range(7, 24)]) as loader:
+        for _ in range(2):
+            epoch, got = iter(loader), []
+            with pytest.raises(DatasetTransferError, match=r"of type Bad or int.*bad index"):
+                got.extend(epoch)
+            got.extend(epoch)
+            assert flat(got) == [*range(6), *range(8, 24)]
+        assert died(loader) == []
 
 
 class Resampled:

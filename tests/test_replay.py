@@ -160,11 +160,15 @@ def test_batches_that_were_delivered_out_of_order_before_the_epoch_was_resumed(i
             loader.replay(0, 2)
 
 
-@given(st.integers(0, 20), st.sets(st.integers(0, 40)))
-def test_the_numbers_of_a_resumed_epoch(position, above):
+@given(st.integers(0, 20), st.sets(st.integers(0, 40)), st.sets(st.integers(0, 59)))
+def test_the_numbers_of_a_resumed_epoch(position, above, skipped):
     beyond = tuple(sorted(position + 1 + each for each in above))
     numbering = Numbering(position, beyond)
     later = [drawn for drawn in range(position, position + 60) if drawn not in beyond]
+    for drawn in [drawn for drawn in later if drawn - position in skipped]:
+        numbering = numbering.without(drawn)
+        later.remove(drawn)
+        assert numbering.number(drawn) is None
     first = position + len(beyond)
     for number, drawn in enumerate(later, first):
         assert numbering.drawn(number) == drawn

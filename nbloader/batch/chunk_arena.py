@@ -153,6 +153,7 @@ class ChunkSlot(NamedTuple):
     """Where a worker process writes a chunk; sent in place of the chunk's indices."""
 
     indices: Any
+    """The indices, as `pack_indices` returns them while the slot is sent."""
     arena: int
     """Number of the arena."""
     layout: int

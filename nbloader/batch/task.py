@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from nbloader._util.rng import mix
+from nbloader.sampling.index_arrays import part_of
 
 if TYPE_CHECKING:
     from nbloader.batch.payload import Arena
@@ -87,7 +88,7 @@ class ChunkedBatch(Generic[R]):
         """
         task, indices = self.task, self.task.indices
         for position, start in enumerate(range(0, len(indices) or 1, self.size)):
-            part, seed = indices[start : start + self.size], mix(task.seed, position)
+            part, seed = part_of(indices, start, start + self.size), mix(task.seed, position)
             self.chunks.append(Task(task.run, task.number, part, seed, job=first_job + position, parent=self))
         return self.chunks
 

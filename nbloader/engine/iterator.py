@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from torch._C._autograd import _profiler_enabled as profiling
@@ -23,6 +24,7 @@ from nbloader.batch.payload import BatchPayload
 from nbloader.device.record_queue import PendingPlacement, RecordQueue
 from nbloader.device.transfer import BatchKey, DeviceTransfer
 from nbloader.engine.engine import Engine
+from nbloader.engine.torch_names import MISSING, MissingAttribute, PlannedBatches
 from nbloader.errors import LoaderClosedError
 from nbloader.events.remote_errors import message_of
 from nbloader.sampling.epoch_plan import EpochPlan
@@ -58,6 +60,8 @@ class IteratorContext(NamedTuple):
     """Names of the parts of a batch; None if batches are not converted to dicts."""
     debuggable: bool
     """Whether `DataLoader.debug` can reproduce a sample that has an index."""
+    index_sampler: Any
+    """The loader's batch sampler, or its sampler if automatic batching is off."""
 
 
 class Consumer(NamedTuple):
@@ -74,8 +78,9 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
     """Iterator over the batches of one epoch.
 
     This is a subclass of torch's iterator because programs check for that type, but it shares no code with it. Programs
-    also use the private attributes `_workers`, `_num_workers`, `_num_yielded` and `_base_seed`, and the method
-    `_shutdown_workers()`.
+    also use the private attributes `_workers`, `_num_workers`, `_num_yielded`, `_base_seed`, `_index_sampler` and
+    `_sampler_iter`, and the methods `_next_index()`, `_next_data()` and `_shutdown_workers()`. Other private names of
+    torch's iterator raise an AttributeError (`torch_names.py`).
 
     Args:
         context: The objects and settings of the loader.
@@ -83,8 +88,12 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
         plan: The batches of the epoch.
     """
 
+    _in_torchs_init = False
+    """Whether torch's `__init__` is setting attributes (`HookedEpochIterator`)."""
+
     def __init__(self, context: IteratorContext, run: int, plan: EpochPlan) -> None:
         self.plan = plan
+        self._context = context
         self._consumer: Consumer | None = None
         self._engine = engine = context.engine
         self._inline = engine.inline
@@ -150,6 +159,28 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
     def _base_seed(self) -> int:  # type: ignore[override]
         """The epoch's base seed."""
         return self.plan.seed
+
+    @property
+    def _index_sampler(self) -> Any:
+        """The loader's batch sampler, or its sampler if automatic batching is off."""
+        return self._context.index_sampler
+
+    @property
+    def _sampler_iter(self) -> PlannedBatches:
+        """The batches that were not requested yet. A program that takes some of them skips them."""
+        return PlannedBatches(self.plan)
+
+    # The next two are properties because a program that assigns such a method must see that this has no effect.
+
+    @property
+    def _next_index(self) -> Callable[[], Any]:
+        """Returns the indices of the next batch, and skips it. The method of torch's class."""
+        return super()._next_index
+
+    @property
+    def _next_data(self) -> Callable[[], T_co]:  # type: ignore[override]
+        """Returns the next batch."""
+        return partial(EpochIterator.__next__, self)
 
     def _shutdown_workers(self) -> None:
         """End the iteration. Stop the workers unless another iteration uses them; the next epoch starts them again."""
@@ -336,6 +367,10 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
         if self._closer.detach():
             self._resources.release(self._engine, reason)
         self._consumer = None
+
+
+for _name in MISSING:
+    setattr(EpochIterator, _name, MissingAttribute(_name))
 
 
 class _Resources:

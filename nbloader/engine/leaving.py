@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from nbloader.engine.timeouts import START_LIMIT
 from nbloader.metrics.rates import STUCK_S, STUCK_TIMES
-from nbloader.transport.messages import WorkerMessage
+from nbloader.workers.messages import WorkerMessage
 from nbloader.workers.api import WorkerHandle, WorkerPool
 
 _clock = time.perf_counter_ns

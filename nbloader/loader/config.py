@@ -104,12 +104,6 @@ def _function(name: str, value: Any) -> Any:
     return value
 
 
-def _sampler(name: str, value: Any) -> Any:
-    if isinstance(value, (bool, int, float)):  # other objects may be stand-ins: see `check_dataset`
-        raise TypeError(f"{name} must be iterable or None, not {type(value).__name__}: {value!r}")
-    return value
-
-
 def _dataset(name: str, value: Any) -> Any:
     if isinstance(value, (str, bytes, os.PathLike)):
         raise TypeError(
@@ -241,10 +235,10 @@ class LoaderConfig(Generic[T_co]):
     )
     shuffle: bool | None = _argument(None, attribute=False, doc="Visit the samples in a new random order each epoch.")
     sampler: Iterable[Any] | None = _argument(
-        None, _sampler, fixed=True, attribute=False, doc="Yields the indices, one by one. Excludes `shuffle`."
+        None, fixed=True, attribute=False, doc="Yields the indices, one by one. Excludes `shuffle`."
     )
     batch_sampler: Iterable[Any] | None = _argument(
-        None, _sampler, fixed=True, attribute=False,
+        None, fixed=True, attribute=False,
         doc="Yields lists of indices. Excludes `batch_size`, `shuffle`, `sampler` and `drop_last`.",
     )  # fmt: skip
     num_workers: int = _argument(
@@ -417,9 +411,11 @@ class LoaderConfig(Generic[T_co]):
 
     def _check_order(self) -> None:
         if self.iterable:
-            for name in ("shuffle", "sampler", "batch_sampler"):
-                value = getattr(self, name)
-                if value is not None and value is not False:
+            shuffled = self.shuffle or None  # torch accepts False
+            for name, value in (
+                ("shuffle", shuffled), ("sampler", self.sampler), ("batch_sampler", self.batch_sampler)
+            ):  # fmt: skip
+                if value is not None:
                     raise ValueError(
                         f"DataLoader with IterableDataset: expected unspecified {name} option, but got {name}={value}; "
                         "the dataset defines the order"
@@ -466,6 +462,10 @@ class LoaderConfig(Generic[T_co]):
                 )
         else:
             check_batch_size(self.batch_size)
+        for name in ("sampler", "batch_sampler"):
+            value = getattr(self, name)
+            if isinstance(value, (bool, int, float)):  # other objects may be stand-ins: see `check_dataset`
+                raise TypeError(f"{name} must be iterable or None, not {type(value).__name__}: {value!r}")
 
     def _check_last_batch(self) -> None:
         if self.last_batch is None:

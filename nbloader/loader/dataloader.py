@@ -42,8 +42,10 @@ from nbloader.batch.rows import is_in_memory
 from nbloader.batch.torch_collate import collate_for_workers, default_function
 from nbloader.device import placement
 from nbloader.device.transfer import DeviceTransfer
+from nbloader.engine import torch_names
 from nbloader.engine.config import EngineConfig
 from nbloader.engine.engine import IDLE_TIMEOUT, Engine
+from nbloader.engine.hooked_iterator import HookedEpochIterator
 from nbloader.engine.iterator import Consumer, DeviceGroups, EpochIterator, IteratorContext, check_names
 from nbloader.errors import ReplayError
 from nbloader.loader import config as cfg
@@ -307,8 +309,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             parts.engine.replace_all()
         context = IteratorContext(
             parts.engine, parts.bus, parts.transfer, batched=self._auto_collation, names=self._names,
-            debuggable=not parts.demand.concurrency,
+            debuggable=not parts.demand.concurrency, index_sampler=self._index_sampler,
         )  # fmt: skip
+        torch_names.warn_of_unused_hooks()
+        if torch_names.has_hooks():
+            return HookedEpochIterator(context, run, plan, self)
         return EpochIterator(context, run, plan)
 
     def _take_prefetched(self) -> EpochIterator[Any] | None:
@@ -333,7 +338,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             num_shards=self.num_workers,
             chunk_spec=self._chunk_spec(),
             promised_length=self._IterableDataset_len_called,
-            index_arrays=config.chunk is None and self._gathers(),
+            index_arrays=config.chunk is None and self._gathers() and not torch_names.has_hooks(),
         )
 
     def _chunk_spec(self) -> ChunkSpec | None:

@@ -28,6 +28,7 @@ from nbloader.events.failures import WorkerFailure
 from nbloader.events.remote_errors import add_note, rebuild
 from nbloader.sampling.epoch_order import EpochOrder, NotKeptError
 from nbloader.sampling.epoch_plan import ChunkSpec
+from nbloader.sampling.index_arrays import as_drawn, part_of
 from nbloader.workers.api import LocalSetup, WorkerOptions
 from nbloader.workers.batch_builder import BatchBuilder
 from nbloader.workers.in_process import (
@@ -322,7 +323,7 @@ class ReplayedBatch:
                 raise ReplayError(f"{type(dataset).__name__}.__getitem__ is not written in Python: nothing to debug")
             rng.seed_everything(part.seed)
             if fetches_whole_batches(dataset):
-                raised = debugger.debug(lambda: dataset.__getitems__(part.indices), stop_in)
+                raised = debugger.debug(lambda: dataset.__getitems__(as_drawn(part.indices)), stop_in)
             else:
                 self._fetch(dataset, part, part.position)  # those before it
                 raised = debugger.debug(lambda: dataset[index], stop_in)
@@ -365,12 +366,11 @@ class ReplayedBatch:
         setup = self._setup
         if not setup.batched:
             return _Part([self.indices], self.seed, 0)
-        indices = list(self.indices)
         if setup.chunk_spec is None:
             return _Part(self.indices, self.seed, position)
         size = setup.chunk_spec.size
         chunk, position = divmod(position, size)
-        return _Part(indices[chunk * size : (chunk + 1) * size], mix(self.seed, chunk), position)
+        return _Part(part_of(self.indices, chunk * size, (chunk + 1) * size), mix(self.seed, chunk), position)
 
     def _fetch(self, dataset: Any, part: _Part, count: int) -> Sequence[Any]:
         """Fetch the first samples of a part; one call of `__getitems__` fetches all of them."""

@@ -42,6 +42,8 @@ class Numbering(NamedTuple):
 
     Ascending. These batches were delivered out of order, and are not delivered again.
     """
+    skipped: tuple[int, ...] = ()
+    """Numbers, as they would be if none was skipped, of the batches that a program has skipped. Ascending."""
 
     def drawn(self, number: int) -> int:
         """Return the number of a batch in the order in which the sampler yields batches.
@@ -52,6 +54,8 @@ class Numbering(NamedTuple):
         Raises:
             NotKeptError: The batch was delivered out of order before the epoch was resumed.
         """
+        for other in self.skipped:
+            number += other <= number
         if number < self.position:
             return number
         drawn = number - len(self.beyond)
@@ -65,7 +69,19 @@ class Numbering(NamedTuple):
         """Apply the inverse of `drawn()`. Returns None for a batch that is not delivered again."""
         if drawn < self.position:
             return drawn
-        return None if drawn in self.beyond else drawn + sum(other > drawn for other in self.beyond)
+        if drawn in self.beyond:
+            return None
+        number = drawn + sum(other > drawn for other in self.beyond)
+        return None if number in self.skipped else number - sum(other < number for other in self.skipped)
+
+    def without(self, drawn: int) -> Numbering:
+        """Return the numbering after a batch was skipped.
+
+        Args:
+            drawn: Number of the batch in the order of the sampler. All batches after it are skipped, or have no number
+                yet.
+        """
+        return self._replace(skipped=(*self.skipped, drawn + sum(other > drawn for other in self.beyond)))
 
 
 class Planned(NamedTuple):
@@ -109,6 +125,10 @@ class EpochOrder(ABC):
             raise NotKeptError(f"the epoch has {batches}")
         drawn = self._numbering.drawn(number)
         return Planned(as_list(self._indices(drawn)), mix(drawn, after=self._mixed_seed))
+
+    def skip(self, drawn: int) -> None:
+        """Give no number to a batch that a program has skipped; see `Numbering.without`."""
+        self._numbering = self._numbering.without(drawn)
 
     def find(self, index: Any, *, batched: bool) -> int | None:
         """Return the number of the first batch that contains a sample; None if no such batch is known.

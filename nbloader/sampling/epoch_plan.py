@@ -21,7 +21,7 @@ from nbloader._util.signals import raised_by_handler
 from nbloader.errors import LoaderClosedError
 from nbloader.sampling import datapipes, samplers
 from nbloader.sampling.epoch_order import EpochOrder, LoggedOrder, Numbering, order_of
-from nbloader.sampling.index_arrays import IndexArray
+from nbloader.sampling.index_arrays import DrawnIndices, IndexArray, as_drawn, may_iterate
 from nbloader.sampling.resumable_sampler import ResumableSampler, generators
 from nbloader.sampling.shard_plan import IteratorState, ShardPlan, ShardProgress
 from nbloader.sampling.source import SourceReader
@@ -49,8 +49,8 @@ class PlannedBatch(NamedTuple):
     """A batch that the plan yields."""
 
     indices: Any
-    """A list or an `IndexArray` of dataset indices, a single index if automatic batching is off, or the `Ticket` of a
-    shard."""
+    """A list, tuple, `DrawnIndices` or `IndexArray` of dataset indices, a single index if automatic batching is off, or
+    the `Ticket` of a shard."""
     seed: int
 
 
@@ -130,6 +130,10 @@ class EpochPlan(ABC):
     """Whether the consumer has reached the end."""
     next_number: int
     """Number of the batch that `take` yields next. An interrupt may leave it too high."""
+    _draw_indices: Callable[[], Any] | None = None
+    """Draws the indices of the next batch."""
+    _in_draw = False
+    """Whether the function that was passed to `draw_with` is running."""
 
     @abstractmethod
     def take(self, room: int, limit_ns: int | None = None) -> list[PlannedBatch]:
@@ -139,6 +143,33 @@ class EpochPlan(ABC):
             room: Maximum number of batches.
             limit_ns: Time in nanoseconds after which no more batches are drawn from a slow sampler; None for no limit.
         """
+
+    @abstractmethod
+    def skip(self) -> Any:
+        """Draw the next batch without dispatching it, and count it as delivered. Return its indices.
+
+        Raises:
+            StopIteration: There is none.
+            AttributeError: The samples have no indices.
+            Exception: Whatever the sampler raises.
+        """
+
+    def draw_with(self, draw: Callable[[], Any]) -> None:
+        """Draw each batch by calling a function, in which a program may see or change the indices.
+
+        Args:
+            draw: Calls `skip`, which does not skip the batch then, and returns its indices; raises StopIteration at the
+                end.
+        """
+
+        def call() -> Any:
+            self._in_draw = True
+            try:
+                return draw()
+            finally:
+                self._in_draw = False
+
+        self._draw_indices = call
 
     @abstractmethod
     def delivered(self, batch: NumberedBatch, samples: int) -> None:
@@ -172,6 +203,7 @@ class MapEpochPlan(EpochPlan):
         self.reader = self._sampler.reader
         self.chunk_spec = context.chunk_spec
         self._batched = context.batched
+        self._fetches_batches = getattr(context.dataset, "__getitems__", None) is not None
         self._exhausted = False
         self._drawn = self._position
         # Batches that were delivered out of order are skipped, and the others are renumbered without gaps.
@@ -222,8 +254,9 @@ class MapEpochPlan(EpochPlan):
 
         After an exception, the list contains the batches that were drawn before it.
         """
+        draw = self._draw_indices or self._sampler.__next__
         while len(batches) < room:
-            indices = next(self._sampler)
+            indices = draw()
             number = self._drawn
             self._drawn += 1
             if number in self._skipped:
@@ -232,7 +265,7 @@ class MapEpochPlan(EpochPlan):
                 self._renumbered[self.next_number] = number
             self.next_number += 1
             if self._batched and not isinstance(indices, (list, tuple, IndexArray)):
-                indices = _as_list(indices)
+                indices = self._as_list(indices)
             if self._log is not None:
                 self._log.add(number, indices)
             begin, seeds = self._seeds
@@ -246,6 +279,38 @@ class MapEpochPlan(EpochPlan):
             if deadline is not None and _clock() >= deadline:
                 return
 
+    def skip(self) -> Any:
+        """See `EpochPlan`."""
+        if self.order is None:
+            raise AttributeError("the batches of DataLoader.from_source cannot be skipped: they have no indices")
+        if self._in_draw:
+            return as_drawn(next(self._sampler))
+        if self._exhausted:
+            raise StopIteration
+        while True:
+            try:
+                indices = next(self._sampler)
+            except StopIteration:
+                self._exhausted = True
+                raise
+            number = self._drawn
+            self._drawn += 1
+            if number not in self._skipped:
+                break
+        self.order.skip(number)
+        self._by_number = False
+        self._count(number)
+        return as_drawn(indices)
+
+    def _as_list(self, drawn: Any) -> DrawnIndices:
+        """Return what a batch sampler has yielded, if that is not a list."""
+        if not may_iterate(drawn) and not self._fetches_batches:
+            kind = type(drawn).__name__
+            raise TypeError(
+                f"batch_sampler must yield lists of indices, but yielded {drawn!r} ({kind}): pass it as sampler=?"
+            )
+        return DrawnIndices(drawn)
+
     def _mix_seeds(self, number: int) -> _Seeds:
         """Compute the seeds of this batch and of the batches after it."""
         return _Seeds(number, mix_range(number, number + SEEDS_AT_ONCE, after=self._mixed_seed))
@@ -255,25 +320,20 @@ class MapEpochPlan(EpochPlan):
         if self._by_number:
             self._position = batch.number + 1
         else:
-            self._beyond.add(self._renumbered.pop(batch.number, batch.number))
-            while self._position in self._beyond:
-                self._beyond.remove(self._position)
-                self._position += 1
+            self._count(self._renumbered.pop(batch.number, batch.number))
         if self._sampler.keeps_states:
             self._sampler.forget_before(self._position)
+
+    def _count(self, number: int) -> None:
+        """Count a batch as delivered, by its number in the order of the sampler."""
+        self._beyond.add(number)
+        while self._position in self._beyond:
+            self._beyond.remove(self._position)
+            self._position += 1
 
     def state(self) -> State:
         """See `EpochPlan`."""
         return {**self._sampler.state(), "position": self._position, "beyond": sorted(self._beyond)}
-
-
-def _as_list(indices: Any) -> list[Any]:
-    if not hasattr(indices, "__iter__") and not hasattr(indices, "__getitem__"):
-        kind = type(indices).__name__
-        raise TypeError(
-            f"batch_sampler must yield lists of indices, but yielded {indices!r} ({kind}): pass it as sampler=?"
-        )
-    return list(indices)
 
 
 class IterableEpochPlan(EpochPlan):
@@ -312,6 +372,8 @@ class IterableEpochPlan(EpochPlan):
         self._samples: int = resume_from.get("samples", 0)
         self._dataset = context.dataset
         self._promised_length = context.promised_length
+        self._constant = iter(context.index_sampler)
+        """Yields None for each sample, as in torch; only programs that replace torch's methods see it."""
         progress = [_progress(shard) for shard in resume_from["shards"]] if resume_from else None
         self.shards: ShardPlan = ShardPlan(
             resume_from.get("count", context.num_shards), size=context.batch_size, seed=self.seed, progress=progress,
@@ -323,6 +385,8 @@ class IterableEpochPlan(EpochPlan):
         """See `EpochPlan`."""
         batches: list[PlannedBatch] = []
         for _ in range(room):
+            if self._draw_indices is not None:
+                self._draw_indices()
             self.next_number += 1  # first: a ticket that is lost to an interrupt counts
             ticket = self.shards.take()
             if ticket is None:
@@ -330,6 +394,12 @@ class IterableEpochPlan(EpochPlan):
                 break
             batches.append(PlannedBatch(ticket, ticket.seed_of(ticket.position)))
         return batches
+
+    def skip(self) -> Any:
+        """See `EpochPlan`."""
+        if self._in_draw:
+            return next(self._constant)
+        raise AttributeError("the batches of an iterable dataset cannot be skipped: they have no indices")
 
     def delivered(self, batch: NumberedBatch, samples: int) -> None:
         """See `EpochPlan`."""

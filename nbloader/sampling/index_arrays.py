@@ -1,10 +1,13 @@
-"""Batches of indices as arrays, for datasets whose batches are gathered by indexing (`batch/rows.py`).
+"""Batches of indices that are not plain lists.
 
-For 1,024 indices, drawing and converting a list takes 60 us longer than gathering the batch.
+`IndexArray` is for datasets whose batches are gathered by indexing (`batch/rows.py`): for 1,024 indices, drawing and
+converting a list takes 60 us longer than gathering the batch. `DrawnIndices` is for batch samplers that yield arrays,
+tensors or other objects, which `__getitems__` gets as they are.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -57,6 +60,65 @@ class IndexArray(Sequence[int]):
 
 def _unpickled(memory: bytes) -> IndexArray:
     return IndexArray(np.frombuffer(memory, np.int64))
+
+
+class DrawnIndices(list[Any]):
+    """The indices of a batch as a list, and the object that a batch sampler has yielded for them.
+
+    Args:
+        drawn: What the batch sampler has yielded. An object that cannot be iterated, such as a slice, counts as the
+            only item. Arrays and tensors are copied, since the sampler may write the next batch into them.
+    """
+
+    __slots__ = ("drawn",)
+
+    def __init__(self, drawn: Any) -> None:
+        super().__init__(drawn if may_iterate(drawn) else (drawn,))
+        if isinstance(drawn, np.ndarray):
+            drawn = drawn.copy()
+        elif _is_tensor(drawn):
+            drawn = drawn.clone()
+        self.drawn = self[:] if isinstance(drawn, Iterator) else drawn
+        """What `__getitems__` gets. The items of an iterator as a list, because they can be consumed only once."""
+
+    def part(self, start: int, stop: int) -> Any:
+        """Return some of the indices: of an array, tensor or range as such, otherwise as a list."""
+        if start <= 0 and stop >= len(self):
+            return self
+        sliceable = isinstance(self.drawn, np.ndarray | range) or _is_tensor(self.drawn)
+        return DrawnIndices(self.drawn[start:stop]) if sliceable else self[start:stop]
+
+    @property
+    def standard(self) -> bool:
+        """Whether the standard pickle can handle the indices."""
+        drawn = self.drawn
+        return type(drawn) is range or (type(drawn) is np.ndarray and drawn.dtype.kind in "biuf")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle only what was drawn."""
+        return DrawnIndices, (self.drawn,)
+
+
+def may_iterate(drawn: Any) -> bool:
+    """Whether what a batch sampler has yielded is several indices."""
+    return hasattr(drawn, "__iter__") or hasattr(drawn, "__getitem__")
+
+
+def _is_tensor(obj: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(obj, torch.Tensor)
+
+
+def as_drawn(indices: Any) -> Any:
+    """Return the indices of a batch as the batch sampler has yielded them: a list in place of an `IndexArray`."""
+    if type(indices) is IndexArray:
+        return indices.array.tolist()
+    return indices.drawn if type(indices) is DrawnIndices else indices
+
+
+def part_of(indices: Any, start: int, stop: int) -> Any:
+    """Return some of the indices of a batch, in the type in which they were drawn where possible."""
+    return indices.part(start, stop) if type(indices) is DrawnIndices else indices[start:stop]
 
 
 def array_batches(batch_sampler: Any) -> Iterator[IndexArray] | None:

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 from nbloader._util.signals import raised_by_handler
 from nbloader.batch.rows import RowSelector, Selection, may_be_in_memory
 from nbloader.events.remote_errors import SampleFailure, describe
-from nbloader.sampling.index_arrays import IndexArray
+from nbloader.sampling.index_arrays import IndexArray, as_drawn, part_of
 from nbloader.workers.status import LocalStatus, WorkerAbandonedError, WorkerState, WorkerStatus
 
 log = logging.getLogger(__name__)
@@ -37,15 +37,15 @@ class Subscriptable(Protocol):
 
 
 class _OneByOne:
-    """Adapter that fetches single samples with a function for whole batches."""
+    """Adapter that fetches single samples with a function for whole batches. The keys are batches of one index."""
 
     __slots__ = ("_getitems",)
 
     def __init__(self, getitems: Callable[[Any], Any]) -> None:
         self._getitems = getitems
 
-    def __getitem__(self, index: Any) -> Any:
-        return self._getitems([index])[0]
+    def __getitem__(self, key: Any) -> Any:
+        return self._getitems(as_drawn(key))[0]
 
 
 class FetchedBatch(NamedTuple):
@@ -167,7 +167,7 @@ def _by_index(on_error: Callable[[Any, Exception], Any], indices: Any) -> Replac
 def _fetch_at_once(
     getitems: Callable[[Any], Any], indices: Any, status: WorkerStatus, on_error: Replace | Literal["raise", "skip"]
 ) -> FetchedBatch:
-    """Fetch all samples by one call of `__getitems__`.
+    """Fetch all samples by one call of `__getitems__`, with what the sampler has drawn.
 
     If the call raises and `on_error` is not "raise", the samples are fetched one by one, to find out which of them
     raises. The first error is also reported, as "retried", so that repeated fetches are counted.
@@ -176,14 +176,15 @@ def _fetch_at_once(
     status.state, status.since = _FETCHING, begin
     status.position = -1
     try:
-        samples = getitems(indices)
+        samples = getitems(as_drawn(indices))
     except Exception as error:
         if on_error == "raise" or raised_by_handler(error):
             raise
         first_failure = failed_sample(-1, error, "retried")
     else:
         return FetchedBatch(samples, len(samples), begin, _clock(), -1, 0)
-    batch = fetch_each(_OneByOne(getitems), indices, batched=True, status=status, on_error=on_error)
+    keys = [part_of(indices, position, position + 1) for position in range(len(indices))]
+    batch = fetch_each(_OneByOne(getitems), keys, batched=True, status=status, on_error=on_error)
     return batch._replace(begin=begin, failed=[first_failure, *batch.failed])
 
 
@@ -204,17 +205,22 @@ def raise_if_none(batch: FetchedBatch, indices: Any) -> None:
     for position, sample in zip(positions, batch.samples, strict=False):
         if inspect.iscoroutine(sample):
             raise TypeError(
-                f"default_collate: sample {indices[position]!r} is a coroutine, which was not awaited: the loader "
+                f"default_collate: sample {_name(indices, position)} is a coroutine, which was not awaited: the loader "
                 "awaits samples if the class of the dataset has `async def __getitem__` or `async def __getitems__`. "
                 "A method that returns the coroutine of another one must itself be declared with `async def`, and "
                 "await it"
             ) from None
         if sample is None:
             raise TypeError(
-                f"default_collate: sample {indices[position]!r} is None, which cannot be part of a batch: return a "
-                "value from the dataset, raise an exception and pass on_error='skip', or pass a collate_fn that "
+                f"default_collate: sample {_name(indices, position)} is None, which cannot be part of a batch: return "
+                "a value from the dataset, raise an exception and pass on_error='skip', or pass a collate_fn that "
                 "accepts None"
             ) from None
+
+
+def _name(indices: Any, position: int) -> str:
+    """Return the index of a sample as text; its position if the indices do not name each sample, as a slice."""
+    return repr(indices[position]) if position < len(indices) else f"at position {position} of the batch"
 
 
 def fetch_each(  # noqa: C901 - one loop, without calls that would slow it down

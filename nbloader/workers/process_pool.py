@@ -29,8 +29,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
-import cloudpickle
-
 from nbloader._util import rng
 from nbloader._util.descriptors import close_all, open_into, open_pipe
 from nbloader._util.signals import raised_by_handler
@@ -38,13 +36,12 @@ from nbloader._util.system import ROOT, working_directory
 from nbloader._util.user_warning import warn
 from nbloader.batch.chunk_arena import ArenaAllocator, ChunkSlot
 from nbloader.batch.payload import BatchPayload, Layout, SegmentPayload
+from nbloader.batch.pickled_indices import pack_indices
 from nbloader.batch.task import ChunkedBatch, Task
 from nbloader.cache import process_cache
 from nbloader.errors import NbloaderError
 from nbloader.events.failures import EmptyBatch, WorkerFailure
 from nbloader.events.remote_errors import SampleFailure
-from nbloader.sampling.index_arrays import IndexArray
-from nbloader.sampling.shard_plan import Ticket
 from nbloader.shm.arena import ArenaWriter
 from nbloader.shm.segment import SegmentReader, anonymous_file, mapped
 from nbloader.transport import forkserver, preload
@@ -92,9 +89,6 @@ SAME_START = 0.05
 """Seconds between the starts of workers within which they get the same environment."""
 MAX_DYING = 4
 """Maximum number of killed processes that may still be exiting when another process is started."""
-
-_PLAIN_TYPES = {int, str, bool, float, bytes, Ticket, IndexArray}
-"""Types of indices that the standard pickle handles, so that cloudpickle is not needed."""
 
 
 class ForkSetup:
@@ -329,15 +323,10 @@ class ProcessHandle(WorkerHandle):
 
 
 def dump_task(task: Task, returned: list[int], slot: ChunkSlot | None = None) -> bytes:
-    """Pickle a task as the fields of `process_worker.TaskMessage`.
-
-    Index types that are defined in the notebook are pickled by value.
-    """
-    indices = task.indices
-    sent = indices if slot is None else slot
-    message = (task.run, task.job, sent, task.seed, returned, task.sequence, task.deaths)
-    plain = _PLAIN_TYPES.issuperset(map(type, indices if type(indices) is list else (indices,)))
-    return pickle.dumps(message, 5) if plain else bytes(cloudpickle.dumps(message, 5))
+    """Pickle a task as the fields of `process_worker.TaskMessage`."""
+    indices = pack_indices(task.indices)
+    sent = indices if slot is None else slot._replace(indices=indices)
+    return pickle.dumps((task.run, task.job, sent, task.seed, returned, task.sequence, task.deaths), 5)
 
 
 # ---- the pool -----------------------------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ from nbloader._util.output import flush
 from nbloader.batch.collate import Plan, collate_object, convert, plan_batch
 from nbloader.batch.header import IN_ARENA, MEASURE_CPU_EVERY, MEASURE_NS, NOT_MEASURED, PICKLED, pack_header
 from nbloader.batch.layout_cache import LayoutCache
+from nbloader.batch.pickled_indices import PickledIndices
 from nbloader.batch.rows import MemoryPlan, Selection
 from nbloader.batch.serialize import ArrayToBeTensor, dump_extras, dump_object
 from nbloader.events.remote_errors import describe
@@ -208,7 +209,8 @@ class TaskMessage(NamedTuple):
     number: int
     """Job number of the batch or chunk."""
     indices: Any
-    """What was drawn for the batch; a `ChunkSlot` for a chunk that is written into the arena of its batch."""
+    """What was drawn for the batch, as `pack_indices` returns it; a `ChunkSlot` with such indices for a chunk that is
+    written into the arena of its batch."""
     seed: int
     returned: list[int]
     """Segments of this worker that are no longer in use in the notebook's process."""
@@ -409,9 +411,10 @@ class WorkerLoop:
     def _produce(self, task: TaskMessage) -> None:
         """Fetch, collate and send a batch or a chunk."""
         status = self._status
-        indices, slot = task.indices, None
-        if isinstance(indices, self._slot_types):
-            slot, indices = indices, indices.indices
+        slot: ChunkSlot | None = task.indices if isinstance(task.indices, self._slot_types) else None
+        indices = task.indices if slot is None else slot.indices
+        if type(indices) is PickledIndices:
+            indices = self._load(indices)
         measured = self._slow or not task.sequence % MEASURE_CPU_EVERY
         cpu_begin = _cpu_clock() if measured else 0
         fetched = self._fetch(task.run, indices, whole=slot is None)
@@ -425,7 +428,7 @@ class WorkerLoop:
                 return
         status.state, status.since = _COLLATING, fetched.end
         try:
-            encoded = None if slot is None else self._write_chunk(fetched.samples, slot)
+            encoded = None if slot is None else self._write_chunk(fetched.samples, slot._replace(indices=indices))
             layout, extras, nbytes, memory, segment = encoded or self._encoder.encode(fetched.samples)
         except Exception:  # the samples cannot be collated: the type of the error depends on the samples
             if self._collates and not self._hung_up:
@@ -448,6 +451,12 @@ class WorkerLoop:
             self._send(_BATCH, header, extras, memory)
         else:
             self._send(_BATCH, header, extras)
+
+    def _load(self, indices: PickledIndices) -> Any:
+        """Unpickle the indices of a batch. This counts as fetching, since it may take long, raise or end the worker."""
+        status = self._status
+        status.state, status.since, status.position = WorkerState.FETCHING, _clock(), -1
+        return indices.load()
 
     def _fetch(self, run: int, indices: Any, *, whole: bool) -> FetchedBatch | None:
         """Fetch the samples of a batch or chunk. Return None if the shard of this worker has no such batch."""

@@ -39,8 +39,10 @@ from collections.abc import Callable, Collection
 from typing import Any, NamedTuple, Protocol
 
 from nbloader._util.rng import seed_task
+from nbloader.batch.pickled_indices import load_indices
+from nbloader.errors import DatasetTransferError
 from nbloader.events.remote_errors import SampleFailure
-from nbloader.sampling.index_arrays import IndexArray
+from nbloader.sampling.index_arrays import IndexArray, as_drawn, part_of
 from nbloader.workers.fetcher import FetchedBatch, OnError, awaits_whole_batches, failed_sample, innermost
 from nbloader.workers.status import WorkerState, WorkerStatus
 
@@ -63,7 +65,7 @@ class QueuedBatch(NamedTuple):
     run: int
     job: int
     indices: Any
-    """A list of indices; a single index if batching is off."""
+    """A list of indices; a single index if batching is off. As they were sent to the worker (`load_indices`)."""
     seed: int
     alone: bool
     """Whether no other batch may be processed at the same time."""
@@ -305,16 +307,21 @@ class SampleLoop:
         return first is None or (queued.run == self._run and not queued.alone and not first.queued.alone)
 
     def _begin(self, queued: QueuedBatch) -> BegunBatch | None:
-        """Begin a batch. Return None if it has no samples and so is already complete."""
-        indices = queued.indices
+        """Begin a batch. Return None if it is already complete: without samples, or with indices that are an error."""
+        error: Exception | None = None
+        try:
+            indices = load_indices(queued.indices)
+        except DatasetTransferError as raised:
+            indices, error = [], raised
         if not self._batched:
             indices = [indices]
         elif type(indices) is IndexArray:
             indices = indices.array.tolist()
-        elif type(indices) is not list:
+        elif not isinstance(indices, list):
             indices = list(indices)
         batch = self._begun[queued.run, queued.job] = BegunBatch(queued, indices)
-        if not indices:
+        if error is not None or not indices:
+            batch.error = error
             self._finish(batch)
             return None
         self._starting = batch
@@ -354,7 +361,7 @@ class SampleLoop:
     async def _fetch_at_once(self, batch: BegunBatch) -> None:
         try:
             try:
-                batch.samples = await _result(self._dataset.__getitems__(batch.indices))
+                batch.samples = await _result(self._dataset.__getitems__(as_drawn(batch.indices)))
             except Exception as error:  # noqa: BLE001 - as above
                 await self._fetch_again(batch, error)
         except BaseException as error:  # noqa: BLE001 - as above
@@ -370,7 +377,8 @@ class SampleLoop:
 
         async def fetch(position: int) -> None:
             try:
-                (batch.samples[position],) = await _result(self._dataset.__getitems__([batch.indices[position]]))
+                one = as_drawn(part_of(batch.indices, position, position + 1))
+                (batch.samples[position],) = await _result(self._dataset.__getitems__(one))
             except Exception as raised:  # noqa: BLE001 - as above
                 self._replace(batch, position, raised)
 

@@ -26,7 +26,7 @@ import numpy as np
 from nbloader._util.wakeup import Wakeup
 from nbloader.batch.payload import Layout, SegmentPayload
 from nbloader.batch.task import JobKey, Task
-from nbloader.errors import DatasetTransferError, NbloaderError
+from nbloader.errors import NbloaderError
 from nbloader.events.failures import LoaderFailure
 from nbloader.shm.segment import SegmentReader
 from nbloader.transport.dataset_payload import PickleParts, SharedPickle
@@ -178,14 +178,9 @@ class Node:
         if handle is None or handle.gone:
             return  # its end has been reported, or is about to be
         tasks = []
-        for pickled, (run, job) in zip(command.tasks, command.keys, strict=True):
-            try:
-                sent: SentTask = pickle.loads(pickled)
-            except Exception as error:  # noqa: BLE001 - unpickling runs the user's code, which may raise anything
-                why = f"the indices of batch {job} cannot be unpickled on its node: {type(error).__name__}: {error}"
-                self._report_refused(command.uid, run, job, DatasetTransferError(why))
-                continue
-            task = Task(run, job, sent.indices, sent.seed, job=job)
+        for pickled in command.tasks:
+            sent: SentTask = pickle.loads(pickled)
+            task = Task(sent.run, sent.job, sent.indices, sent.seed, job=sent.job)
             task.deaths = sent.deaths
             tasks.append(task)
         held = self._tasks[command.uid]

@@ -11,13 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import cloudpickle
-
 from nbloader._util.signals import raised_by_handler
+from nbloader.batch.pickled_indices import pack_indices
 from nbloader.batch.task import JobKey, Task
 from nbloader.errors import DatasetTransferError, NbloaderError, WorkerStartError
-from nbloader.sampling.index_arrays import IndexArray
-from nbloader.sampling.shard_plan import Ticket
 from nbloader.transport.environment import Environment
 from nbloader.transport.process_setup import PicklingFailure, ProcessSetup, pickle_parts
 from nbloader.workers.api import WorkerKind, WorkerOptions, WorkerPool
@@ -69,8 +66,6 @@ WINDOW_PART = 4
 """The default of `RayOptions.window_bytes` is 1/`WINDOW_PART` of the smallest object store."""
 MIN_CREDIT, MAX_CREDIT = 256 << 10, 32 << 20
 """Limits of `NodeLink.credit`, in bytes. The lower one does not apply if `RayOptions.window_bytes` is set."""
-_PLAIN_TYPES = {int, str, bool, float, bytes, Ticket, IndexArray}
-"""Types of indices that the standard pickle handles, so that cloudpickle is not needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +239,6 @@ class RayPool(WorkerPool):
         if link is None:
             raise RuntimeError("a worker was given a task before it was ready")
         dumped: list[bytes] = []
-        keys: list[JobKey] = []
         refused: list[tuple[Task, Exception]] = []
         for task in tasks:
             try:
@@ -254,7 +248,6 @@ class RayPool(WorkerPool):
                     raise
                 refused.append((task, error))
             else:
-                keys.append(JobKey(task.run, task.job))
                 handle.sent += 1
                 task.sequence = handle.sent
                 self._announce(task.run)
@@ -262,7 +255,7 @@ class RayPool(WorkerPool):
             seeds = dict(self.seeds)
             unchanged = self._seeds_sent.get(link) == seeds
             self._seeds_sent[link] = seeds
-            self._send(handle, SubmitTasks(uid, None if unchanged else seeds, dumped, keys))
+            self._send(handle, SubmitTasks(uid, None if unchanged else seeds, dumped))
         return refused
 
     def _announce(self, run: int) -> None:
@@ -636,8 +629,5 @@ class RayPool(WorkerPool):
 
 
 def _dump(task: Task) -> bytes:
-    """Pickle a task. Index types that are defined in the notebook are pickled by value."""
-    indices = task.indices
-    sent = SentTask(task.run, task.job, indices, task.seed, task.deaths)
-    plain = _PLAIN_TYPES.issuperset(map(type, indices if type(indices) is list else (indices,)))
-    return pickle.dumps(sent, 5) if plain else bytes(cloudpickle.dumps(sent, 5))
+    """Pickle a task."""
+    return pickle.dumps(SentTask(task.run, task.job, pack_indices(task.indices), task.seed, task.deaths), 5)

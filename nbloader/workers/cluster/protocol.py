@@ -55,6 +55,7 @@ class SentTask(NamedTuple):
     run: int
     job: int
     indices: Any
+    """See `pack_indices`: a node does not run the code of their classes."""
     seed: int
     deaths: int
 
@@ -66,9 +67,7 @@ class SubmitTasks(NamedTuple):
     seeds: dict[int, int] | None
     """The base seeds of the open iterations, by iteration number; None if they have not changed."""
     tasks: list[bytes]
-    """The tasks, each a pickled `SentTask`. Unpickling one may run the user's code, and may fail."""
-    keys: list[JobKey]
-    """Identifies each task, to report a task that cannot be unpickled."""
+    """The tasks, each a pickled `SentTask`."""
 
 
 class RevokeTasks(NamedTuple):
