@@ -317,6 +317,25 @@ def test_a_batch_with_every_sample_as_it_was_delivered(sent, monkeypatch, option
     explorer.close()
 
 
+class Unseeded(Numbers):
+    def __getitem__(self, index):
+        return {"n": index, "drawn": np.random.default_rng().random()}
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 1}])
+def test_a_batch_that_cannot_be_reproduced_says_so(sent, monkeypatch, options):
+    with DataLoader(Unseeded(), 10, **options) as loader:
+        list(loader)
+        monkeypatch.setattr("IPython.get_ipython", lambda: types.SimpleNamespace(kernel=True))
+        batch = loader.replay(0, 1).explore()
+        say(batch, kind="ready")
+        state = following(sent, "state")
+        while len(state["notes"]) < 2:  # until the worker has made the batch
+            state = following(sent, "state")
+        assert "Batch 1 of epoch 0 cannot be reproduced: made twice from the same seed, it differs" in state["notes"][0]
+        batch.close()
+
+
 def test_a_sample_in_the_debugger_has_the_numbers_of_the_explorer(sent, monkeypatch, capsys):
     explorer = open_explorer(Drawing())
     say(explorer, kind="ready")

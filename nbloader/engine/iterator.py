@@ -19,6 +19,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from nbloader import events as ev
 from nbloader._util.signals import raised_by_handler
 from nbloader._util.wakeup import Wakeup
+from nbloader.batch.checksum import checksum
 from nbloader.batch.header import NOT_MEASURED
 from nbloader.batch.payload import BatchPayload
 from nbloader.device.record_queue import PendingPlacement, RecordQueue
@@ -43,6 +44,9 @@ PROFILED = "enumerate(DataLoader)#Epoch.__next__"
 """Name of the torch profiler range around each `__next__`. The profiler's tools recognize loaders by its first part."""
 MAX_ERROR = 300
 """Maximum length of the error text in `LoopStopped`, in characters."""
+CHECKSUM_SHARE = 100
+"""Checksums of batches take at most the loop's time divided by this number. So most batches that take some milliseconds
+have one, but few of those that take some microseconds."""
 KEPT_INDICES = 8
 """Maximum number of dataset indices in the record of a batch."""
 
@@ -105,6 +109,8 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
         self._run = run
         self._sampling = 0
         """Time spent in the sampler since the last batch was delivered, ns."""
+        self._checksum_due = 0
+        """When the next checksum may be computed, `time.perf_counter_ns()`."""
         self._kept: Delivery | None = None  # taken, but not delivered because the device was out of memory
         engine.open_iteration(run, plan)
         self._resources = _Resources(run, context.events, context.transfer)
@@ -258,9 +264,12 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
             epoch = self._run if self._debuggable and plan.order is not None else None
             raise payload.to_exception(task.number, task.indices, batched=self._batched, epoch=epoch)
         batch = payload.open() if self._transfer is None else self._move(self._transfer, got)
+        summed = None
+        if requested >= self._checksum_due:
+            summed = self._checksum(batch if self._transfer is None else payload.open())
         if self._names is not None:
             batch = name_parts(batch, self._names)
-        self._remember(got, payload, requested)
+        self._remember(got, payload, requested, summed)
         plan.delivered(task, payload.samples)
         self._resources.delivered += 1
         self._resources.returned = task.number  # last: a signal handler could run in a later function call
@@ -320,7 +329,15 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
         transfer.start_ahead([(BatchKey(run, task.number), payload) for task, payload in ready], position + 1)
         return batch
 
-    def _remember(self, got: Delivery, payload: BatchPayload, requested: int) -> None:
+    def _checksum(self, batch: Any) -> int:
+        """Return the checksum of a batch in host memory, before the loop can change it."""
+        begin = _clock()
+        result = checksum(batch)
+        end = _clock()
+        self._checksum_due = end + (end - begin) * CHECKSUM_SHARE
+        return result
+
+    def _remember(self, got: Delivery, payload: BatchPayload, requested: int, summed: int | None) -> None:
         task = got.task
         (
             _run, _number, _layout, _segment, nbytes, extras_nbytes, samples, fetch_begin, fetch_end, collate_end,
@@ -334,7 +351,7 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
             fetch_cpu if measured else None, collate_cpu if measured else None, got.in_flight, got.reordering,
             got.ready, index, slowest_ns,
             task.indices[: min(samples, KEPT_INDICES)] if self._batched else (task.indices,),
-            None, self._sampling, extras_nbytes, payload.transfer,
+            None, self._sampling, extras_nbytes, payload.transfer, summed,
         )  # fmt: skip
         self._resources.before = (  # set last: `publish` publishes the record if this is set
             self._run, self._run, task.number, payload.worker, payload.pid, task.attempt, samples, nbytes,

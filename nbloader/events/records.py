@@ -130,6 +130,9 @@ class BatchRecord(NamedTuple):
     """Size of the pickled part of the batch (everything except arrays), bytes."""
     transfer: NodeTransfer | None = None
     """How the batch was transferred from another machine; None if it was produced on this machine."""
+    checksum: int | None = None
+    """Checksum of a small part of the batch, by which `DataLoader.replay` can tell that it has made another one. None
+    if it was not computed: checksums take at most 1% of the loop's time, so some fast batches have none."""
 
     @property
     def waited(self) -> int:

@@ -27,7 +27,8 @@ class BatchSamples:
         batched: Whether samples are collated into batches.
         asynchronous: Whether samples are awaited. Then each of them has its own seed.
         title: Name of the batch.
-        whole: Produces the batch from a dataset, on the thread of a worker.
+        whole: Produces the batch from a dataset, on the thread of a worker. Its result has the fields `batch` and
+            `difference`, which says how it differs from what was delivered.
         workers: The kind of workers that suits the dataset.
         worker_init_fn: The loader's `worker_init_fn`.
     """
@@ -64,6 +65,8 @@ class BatchSamples:
         self.note = f"Numbers are positions in the batch; dataset indices: {listed}{more}."
         """Describes which samples the batch has."""
         self._made: list[Any] | None = None
+        self.difference = ""
+        """How the batch differs from what was delivered, once it was requested; "" if it does not."""
 
     @property
     def indices(self) -> list[Any]:
@@ -81,7 +84,9 @@ class BatchSamples:
             Exception: Whatever the dataset raises.
         """
         if position == WHOLE:
-            return self._whole(self.dataset)
+            made = self._whole(self.dataset)
+            self.difference = made.difference
+            return made.batch
         if self._asynchronous:
             return self._begin(position)
         if self._made is None:
@@ -120,4 +125,5 @@ def facts(content: Mapping[str, Any]) -> str:
     parts = (
         f"{field['path'] or field['type']} {field['dtype']} {TIMES.join(map(str, field['shape']))}" for field in arrays
     )
-    return clean(f"{megabytes(sum(field['nbytes'] for field in arrays))}: {'; '.join(parts)}.", 600) if arrays else ""
+    found = clean(f"{megabytes(sum(field['nbytes'] for field in arrays))}: {'; '.join(parts)}.", 600) if arrays else ""
+    return " ".join(filter(None, (found, content.get("difference"))))

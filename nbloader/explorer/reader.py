@@ -19,6 +19,7 @@ from nbloader._util.format import clean
 from nbloader._util.signals import raised_by_handler
 from nbloader.events.remote_errors import describe as describe_error
 from nbloader.explorer.adapters import EndOfStreamError
+from nbloader.explorer.batch_samples import WHOLE, BatchSamples
 from nbloader.explorer.describer import FULL_TEXT, Names, Renderer, View, describe
 from nbloader.explorer.field import card_fields, to_json
 from nbloader.explorer.normalization import Normalization
@@ -150,6 +151,8 @@ class SampleReader:
             "nbytes": description.nbytes,
             "left_out": description.left_out,
         }
+        if request.index == WHOLE and isinstance(self._dataset, BatchSamples) and self._dataset.difference:
+            content["difference"] = self._dataset.difference
         if description.check is not None:
             content["check"] = description.check._asdict()
         return ReadSample(json.dumps(content, allow_nan=False), description.buffers, seconds, cpu_seconds)

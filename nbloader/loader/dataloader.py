@@ -55,7 +55,7 @@ from nbloader.loader.config import LoaderConfig
 from nbloader.loader.control import Control
 from nbloader.loader.epoch_prefetch import EpochPrefetch
 from nbloader.loader.monitor import Monitor
-from nbloader.loader.replay import EpochHistory, ReplayedBatch, ReplaySetup
+from nbloader.loader.replay import EpochHistory, ReplayedBatch, ReplaySetup, find_delivered
 from nbloader.metrics.snapshot import Point, Snapshot
 from nbloader.report.trace import Trace
 from nbloader.sampling import datapipes
@@ -623,9 +623,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         to them. This method can be called at any time, even inside the loop, and affects neither the random generators
         of this process nor the current epoch. The batch is on the CPU, even if the loader uploads batches to a device.
 
-        The dataset and its functions run as they are now: if they have changed since, the result changes, too. The
-        indices are drawn again from copies of the samplers. Custom samplers may depend on anything, so their indices
-        are logged instead (the last million).
+        The dataset and its functions run as they are now: if they have changed since, the result changes, too. A
+        warning says so if the batch differs from what was delivered, for example because samples draw from a generator
+        that the operating system seeds, such as `np.random.default_rng()` in `__getitem__`.
+
+        The indices are drawn again from copies of the samplers. Custom samplers may depend on anything, so their
+        indices are logged instead (the last million).
 
         Iterable datasets and sources cannot be replayed, nor can datasets or a `worker_init_fn` with random generators
         of their own, since their samples depend on all that were read before.
@@ -647,7 +650,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             epoch, batch = record.epoch, record.index
         if batch is None:
             raise TypeError("replay() takes the numbers of an epoch and of a batch, or a BatchRecord")
-        return ReplayedBatch(self._replay_setup(), epoch, batch, self._order(epoch))
+        delivered = find_delivered(self._parts.bus.recent(), epoch, batch)
+        return ReplayedBatch(self._replay_setup(), epoch, batch, self._order(epoch), delivered)
 
     def debug(
         self, index: Any = None, *, epoch: int | None = None, batch: int | None = None, post_mortem: bool = False

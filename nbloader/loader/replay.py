@@ -20,10 +20,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from nbloader._util import rng
 from nbloader._util.rng import mix
+from nbloader._util.user_warning import warn
+from nbloader.batch.checksum import checksum
 from nbloader.batch.chunking import join_chunks
+from nbloader.batch.serialize import dump_object, load_object
 from nbloader.batch.task import ChunkedBatch, Task
 from nbloader.engine.iterator import name_parts
 from nbloader.errors import NbloaderError, ReplayError
+from nbloader.events import BatchRecord, DatasetReloaded, Event
 from nbloader.events.failures import WorkerFailure
 from nbloader.events.remote_errors import add_note, rebuild
 from nbloader.sampling.epoch_order import EpochOrder, NotKeptError
@@ -56,6 +60,20 @@ MAX_LOGGED = 1 << 20
 """Maximum number of logged indices of custom samplers, over all epochs but the newest."""
 GRACE = 1.0
 """Seconds that the thread of an event loop gets to end."""
+
+VARIES = (
+    "made twice from the same seed, it differs. Probably the dataset draws from a generator that the operating system "
+    "seeds, such as np.random.default_rng(), random.Random() or torch.Generator().seed() in __getitem__, or from "
+    "secrets, uuid4 or the clock. Derive such a seed from a generator that nbloader seeds for each batch, as in "
+    "np.random.default_rng(random.getrandbits(64)), or draw from `random`, `numpy.random` or torch's global generator"
+)
+"""Why a batch or sample cannot be reproduced if two attempts give different data."""
+CHANGED = (
+    "made again, it differs from what was delivered. Either the dataset, its files or its code have changed since "
+    "then, or samples depend on the process that makes them, for example on its id or on what it made before. Let "
+    "samples depend only on their index and on the random numbers that they draw"
+)
+"""Why a batch cannot be reproduced if two attempts give the same data, which is not what was delivered."""
 
 Outcome: TypeAlias = Any
 """A `BatchOutcome`."""
@@ -119,6 +137,30 @@ class EpochHistory:
         return order
 
 
+class Delivered(NamedTuple):
+    """What is known of a batch that was delivered."""
+
+    checksum: int
+    pickled: bool
+    """Whether objects in the batch were pickled on their way."""
+
+
+def find_delivered(events: Sequence[Event], epoch: int, number: int) -> Delivered | None:
+    """Find a batch that was delivered by the dataset that the loader has now; None if it has no checksum.
+
+    Args:
+        events: The events of the loader, oldest first.
+        epoch: Number of the epoch.
+        number: Number of the batch.
+    """
+    for event in reversed(events):
+        if isinstance(event, DatasetReloaded):  # the dataset has changed on purpose
+            return None
+        if isinstance(event, BatchRecord) and (event.epoch, event.index) == (epoch, number):
+            return None if event.checksum is None else Delivered(event.checksum, event.transport != "local")
+    return None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplaySetup:
     """The loader's current dataset, functions and settings, as given to workers."""
@@ -149,23 +191,38 @@ class _Part(NamedTuple):
     """Position of a sample in the part."""
 
 
+class MadeBatch(NamedTuple):
+    """A batch that was produced again."""
+
+    batch: Any
+    difference: str
+    """How it differs from the batch that was delivered; "" if it does not, as far as checksums show."""
+
+
 class ReplayedBatch:
     """A batch that was delivered earlier and is reproduced on demand; the result of `DataLoader.replay`.
 
     Neither the random generators of this process nor the loader's iterators are affected. The dataset runs as it is
     now: if it, its class or its files have changed since, the result changes, too.
 
+    A warning says so if the result differs from what was delivered, for example because samples draw from a generator
+    that the operating system seeds. The result is compared with the checksum of the delivered batch. If there is none,
+    as for some fast batches and for single samples, it is made a second time for comparison.
+
     Args:
         setup: The loader's current dataset, functions and settings.
         epoch: Number of the epoch.
         number: Number of the batch.
         order: The order of the epoch.
+        delivered: What is known of the batch that was delivered; None if it has no checksum.
 
     Raises:
         ReplayError: The batch is not known, or cannot be reproduced.
     """
 
-    def __init__(self, setup: ReplaySetup, epoch: int, number: int, order: EpochOrder) -> None:
+    def __init__(
+        self, setup: ReplaySetup, epoch: int, number: int, order: EpochOrder, delivered: Delivered | None = None
+    ) -> None:
         if holds_generator(setup.dataset, setup.collate_fn, setup.worker_init_fn, setup.on_error):
             raise ReplayError(
                 f"the dataset ({type(setup.dataset).__name__}) or a function of the loader has a random generator of "
@@ -178,6 +235,8 @@ class ReplayedBatch:
             raise ReplayError(f"batch {number} of epoch {epoch} cannot be replayed: {error}") from error
         self._setup = setup
         self._base_seed = order.seed
+        self._delivered = delivered
+        self._is_equal = False
         self.epoch = epoch
         """Number of the epoch, as in `BatchRecord.epoch`."""
         self.number = number
@@ -204,21 +263,51 @@ class ReplayedBatch:
             Exception: Whatever the dataset or the collate function raises.
         """
         with self._as_in_worker() as dataset:
-            return self._make(dataset)
+            made = self._make(dataset)
+        if made.difference:
+            warn(made.difference)
+        self._is_equal = not made.difference
+        return made.batch
 
-    def _make(self, dataset: Any) -> Any:
-        """Produce the batch.
+    def _make(self, dataset: Any) -> MadeBatch:
+        """Produce the batch, and compare it with the one that was delivered.
 
         Args:
             dataset: The dataset as workers have it.
         """
+        batch = self._open(dataset)
+        made, delivered = self._checksum(batch), self._delivered
+        difference = ""
+        if delivered is None or made != delivered.checksum:
+            reason = (
+                VARIES if self._differs(made, lambda: self._open(dataset)) else "" if delivered is None else CHANGED
+            )
+            difference = reason and f"Batch {self.number} of epoch {self.epoch} cannot be reproduced: {reason}."
+        return MadeBatch(batch if self._setup.names is None else name_parts(batch, self._setup.names), difference)
+
+    def _differs(self, made: int, make: Callable[[], Any]) -> bool:
+        """Whether a second attempt gives another checksum."""
+        try:
+            return self._checksum(make()) != made
+        except Exception:  # noqa: BLE001 - whatever the user's code raises: the first attempt did not
+            return True
+
+    def _open(self, dataset: Any) -> Any:
         outcome = self._outcome(dataset)
         if outcome.failed:
             raise outcome.to_exception(self.number, self.indices, batched=self._setup.batched)
         if outcome.empty:
             raise ReplayError(f"all samples of batch {self.number} were skipped: it was not delivered")
-        batch = outcome.open()
-        return batch if self._setup.names is None else name_parts(batch, self._setup.names)
+        return outcome.open()
+
+    def _checksum(self, batch: Any) -> int:
+        """Return the checksum of a batch that has travelled like the one that was delivered."""
+        if self._delivered is not None and self._delivered.pickled:  # objects may lose attributes
+            dumped = dump_object(batch)
+            memory = bytearray(dumped.nbytes)
+            dumped.write(memory)
+            batch = load_object(dumped.message(), memory)
+        return checksum(batch)
 
     def sample(self, position: int) -> Any:
         """Return a sample as the dataset returned it, before collation.
@@ -236,15 +325,19 @@ class ReplayedBatch:
         position = self._checked(position)
         part = self._part(position)
         with self._as_in_worker() as dataset:
-            if self._setup.concurrency:
-                samples = self._fetch_async(part)
-            else:
-                rng.seed_everything(part.seed)
-                samples = self._fetch(dataset, part, part.position + 1)
-        sample = samples[part.position]
-        if isinstance(sample, FailedSample):
-            raise sample.error
+            sample = self._fetch_one(dataset, part)
+            if isinstance(sample, FailedSample):
+                raise sample.error
+            if not self._is_equal and self._differs(self._checksum(sample), lambda: self._fetch_one(dataset, part)):
+                warn(f"Sample {position} of batch {self.number}, epoch {self.epoch}, cannot be reproduced: {VARIES}.")
         return sample
+
+    def _fetch_one(self, dataset: Any, part: _Part) -> Any:
+        """Fetch the sample at the position of a part, and those before it."""
+        if self._setup.concurrency:
+            return self._fetch_async(part)[part.position]
+        rng.seed_everything(part.seed)
+        return self._fetch(dataset, part, part.position + 1)[part.position]
 
     def delivery(self, index: Any) -> SampleDelivery:
         """Return how to reproduce one of the batch's samples.
