@@ -62,7 +62,14 @@ class Lender:
 
     def send(self, value: int, nbytes: int = 40_000):
         """A batch full of `value`, as an array on lent memory."""
-        return np.ndarray((nbytes,), np.uint8, self.reader.lend(self.commit(value, nbytes), nbytes))
+        return np.ndarray((nbytes,), np.uint8, lend(self.reader, self.commit(value, nbytes), nbytes))
+
+
+def lend(reader, number, nbytes):
+    """Memory that returns its segment when it is dropped."""
+    memory = reader.view(number, nbytes)
+    reader.lend(number, memory)
+    return memory
 
 
 def forked(monkeypatch):
@@ -226,13 +233,13 @@ def test_an_arena_that_a_forked_process_may_view_is_not_written_again(monkeypatc
         lambda: frozenset({1}), lambda _number, _fd: frozenset({1}), lambda *gone: retired.append(gone)
     )
     block = writer.begin(40_000)
-    lent = writer.reader.lend(block.number, 40_000)
+    lent = lend(writer.reader, block.number, 40_000)
     forked(monkeypatch)
     del lent
     other = writer.begin(40_000)
     assert other.number != block.number
     assert retired == [(block.number, frozenset({1}))]
-    writer.reader.lend(other.number, 40_000)  # and dropped at once
+    lend(writer.reader, other.number, 40_000)  # and dropped at once
     assert writer.begin(40_000).number == other.number
 
 

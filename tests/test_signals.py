@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from datasets import PATIENCE, Numbers, flat
 from interleave import CountedInterrupt, Interrupts
+from stand_in import StandIn
 
 from nbloader import DataLoader, LoaderClosedError
 from nbloader._util import rng
@@ -44,6 +45,10 @@ def interrupt():
 
 HARMLESS = {"len", "isinstance", "getattr", "hasattr", "min", "sum", "any", "values", "items", "perf_counter_ns"}
 """C functions after which a signal loses nothing."""
+
+
+UPLOADS = ("device/transfer.py", "device/pinning.py", "batch/payload.py")
+"""Modules that build and upload a batch."""
 
 
 class Interrupted:
@@ -158,6 +163,36 @@ def test_an_interrupt_at_any_point_costs_no_batch_silently(options):
             iterate(point)
             assert flat(loader) == list(range(8)), point
     assert min(outcomes["ended"], outcomes["went on"]) > 20
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt of a finalizer
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_interrupt_at_any_point_of_an_upload_costs_no_batch_silently_and_changes_none(num_workers):
+    """The device copies late: it would read the next batch if the memory of one were released too early."""
+    outcomes = collections.Counter()
+
+    def iterate(at=None):
+        device = StandIn(1)
+        with DataLoader(Rows(5), 1, num_workers=num_workers, device=device, upload_ahead=1) as loader:
+            epoch, got = iter(loader), []
+            with contextlib.suppress(KeyboardInterrupt), Interrupts(at) as interrupts:
+                for _ in range(4):  # what comes after the last batch costs none
+                    got.append(next(epoch))  # noqa: PERF401 - those before the interrupt are kept
+            try:
+                got += epoch
+            except LoaderClosedError:
+                outcomes["ended"] += 1
+            else:
+                outcomes["went on"] += 1
+                assert len(got) == 5, at
+            device.synchronize()
+            assert [batch.unique().tolist() for batch in got] == [[i] for i in range(len(got))], at
+        return [point for point in interrupts.points if point[0].endswith(UPLOADS)]
+
+    iterate()
+    for point in iterate():
+        iterate(point)
+    assert outcomes["went on"] > max(30, 5 * outcomes["ended"]), "those that end it come while batches are received"
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt of a finalizer

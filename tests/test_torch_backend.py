@@ -6,10 +6,12 @@ import contextlib
 import ctypes
 import itertools
 import types
+from typing import ClassVar
 
 import pytest
 import torch
 from datasets import Images, Numbers
+from interleave import CountedInterrupt
 from same import assert_same
 from test_transfer import assert_images, images, segment
 
@@ -122,6 +124,43 @@ def test_times_of_unfinished_work_are_unknown(notes):
     assert not copy.done()
     assert not copy.times_known()
     assert copy.times() == (0, 0, 0)
+
+
+class Sent(torch.Tensor):
+    """A tensor that notes when it is sent."""
+
+    sent: ClassVar[list] = []
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is torch.Tensor.to:
+            cls.sent.append(args[0])
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_an_interrupt_at_any_point_of_a_copy_hides_nothing_that_the_device_reads(notes):
+    """What was sent is covered by an event that comes later."""
+    accelerator = torch_backend.TorchAccelerator(CPU, memory="pageable")
+    batch = [torch.ones(2).as_subclass(Sent), torch.ones(3).as_subclass(Sent)]
+
+    def upload(number):
+        copy = accelerator.copy(batch, None)
+        Sent.sent.clear()
+        notes.finished = False
+        count = CountedInterrupt("device/torch_backend.py", "batch/pytree.py", number=number)
+        with contextlib.suppress(KeyboardInterrupt), count:
+            copy.start()
+        assert not (copy.done() and Sent.sent), number
+        notes.notes.clear()
+        copy.wait()
+        assert ("host", "waits for", copy._end.name) in notes.notes or not Sent.sent
+        assert copy._end.at is not None or not Sent.sent
+        return count.passed
+
+    points = upload(0)
+    assert points > 8
+    for number in range(1, points + 1):
+        upload(number)
 
 
 class Own:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import ctypes
 import gc
 import logging
@@ -16,15 +17,16 @@ import torch
 from datasets import Images, Numbers, OnDevice, Structured, Uploads, flat, wait_for
 from hypothesis import given
 from hypothesis import strategies as st
+from interleave import CountedInterrupt
 from same import assert_same
-from stand_in import DeviceFull, StandIn
+from stand_in import DeviceFull, StandIn, StandInCopy
 from torch.utils.data import default_collate
 
 from nbloader import DataLoader, DatasetTransferError
 from nbloader.device.accelerator import CopyTimes
 from nbloader.device.pinning import Pinning
 from nbloader.device.record_queue import MAX_PENDING_RECORDS, PendingPlacement, RecordQueue
-from nbloader.device.transfer import BatchKey, DeviceLane, DeviceTransfer
+from nbloader.device.transfer import BatchKey, DeviceLane, DeviceTransfer, _all_in_flight
 from nbloader.events import BatchRecord
 from nbloader.shm import segment as shm
 
@@ -265,6 +267,106 @@ def test_batches_alternate_between_devices_and_a_transfer_to_the_wrong_device_is
     transfer.forget(0)
     transfer.close()
     assert all(lane.in_flight == 0 for lane in transfer._lanes if lane)
+
+
+class Late(ScriptedCopy):
+    """A copy of which parts are enqueued when its start fails."""
+
+    def start(self):
+        self.started = True
+        if self.device.full:
+            raise self.device.error
+
+
+@pytest.mark.parametrize("error", [ValueError("cannot be pinned"), MemoryError(), RuntimeError("the device is lost")])
+def test_an_error_of_a_batch_ahead_is_raised_once_when_the_batch_is_due(error):
+    device, returned = Scripted(), []
+    device.error = error
+    device.copy = lambda batch, _mapping: device.copies.append(Late(device, batch)) or device.copies[-1]
+    lane = DeviceLane(device, 2)
+    boxes = [Box(i, returned) for i in range(3)]
+    lane.deliver(BatchKey(0, 0), boxes[0])
+    device.full = True
+    assert not lane.start_ahead(BatchKey(0, 1), boxes[1])
+    with pytest.raises(type(error)) as raised:
+        lane.deliver(BatchKey(0, 1), boxes[1])
+    assert raised.value is error
+    del raised
+    error.__traceback__ = boxes[1] = None
+    device.full = False
+    assert not returned, "the device may read what was enqueued before the error"
+    device.finish(9)
+    assert lane.deliver(BatchKey(0, 2), boxes[2])[0] == "batch 2 on the device"
+    assert returned == [1]
+    lane.close()
+
+
+def test_an_interrupt_of_an_upload_at_any_point_releases_no_memory_that_the_device_reads():
+    """At each point of the lane. Whoever tries again gets the batch."""
+
+    def upload(number):
+        device, returned = Scripted(), []
+        lane = DeviceLane(device, 1)
+        count = CountedInterrupt("device/transfer.py", number=number)
+        boxes = [Box(i, returned) for i in range(4)]
+        due = 0
+
+        def check():
+            reading = {copy.number for copy in device.copies if not copy.done()}
+            assert not reading & set(returned), number
+
+        def deliver():
+            nonlocal due
+            while due < len(boxes):
+                assert lane.deliver(BatchKey(0, due), boxes[due])[0] == f"batch {due} on the device"
+                boxes[due] = None
+                due += 1
+                check()
+                device.finish(1)
+                if due < len(boxes):
+                    lane.start_ahead(BatchKey(0, due), boxes[due])
+
+        with contextlib.suppress(KeyboardInterrupt), count:
+            deliver()
+        check()
+        deliver()
+        lane.close()
+        assert sorted(returned) == [0, 1, 2, 3]
+        return count.passed
+
+    points = upload(0)
+    assert points > 60
+    for number in range(1, points + 1):
+        upload(number)
+
+
+@pytest.mark.parametrize("end", ["close", "collect"])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt of a finalizer
+def test_an_interrupt_of_the_end_releases_no_memory_that_the_device_reads(end):
+    class Interrupted(ScriptedCopy):
+        def wait(self):
+            if not self.waited:
+                self.waited = True
+                raise KeyboardInterrupt
+            super().wait()
+
+    device, returned = Scripted(), []
+    device.copy = lambda batch, _mapping: device.copies.append(Interrupted(device, batch)) or device.copies[-1]
+    lane = DeviceLane(device, 1)
+    lane.deliver(BatchKey(0, 0), Box(0, returned))
+    if end == "close":
+        with pytest.raises(KeyboardInterrupt):
+            lane.close()
+        assert returned == []
+        lane.close()
+        assert returned == [0]
+    else:
+        del lane
+        gc.collect()
+        assert device.copies[0].waited
+        assert returned == []
+        ((key, _queue),) = ((key, queue) for key, queue in _all_in_flight.items() if queue)
+        _all_in_flight.pop(key)
 
 
 # ---- records
@@ -614,6 +716,141 @@ def test_a_full_device_loses_no_batch_and_the_loader_stays_usable():
         batches = list(loader)
         device.synchronize()
         assert_images(batches, 16)
+
+
+class Unreadable:
+    """A batch that cannot be unpickled in the notebook's process."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def __reduce__(self):
+        return _unreadable, (self.number,)
+
+
+def _unreadable(number):
+    raise ValueError(f"batch {number} cannot be read")
+
+
+def third_is_unreadable(samples):
+    number = samples[0] // 2
+    return [torch.full((9000,), float(number)), Unreadable(3) if number == 3 else number]
+
+
+def numbers_and_errors(epoch):
+    """The numbers of the batches, and errors in their places."""
+    got = []
+    while True:
+        try:
+            got.append(next(epoch)[1])
+        except StopIteration:
+            return got
+        except ValueError as error:
+            got.append(str(error))
+
+
+@pytest.mark.parametrize("ahead", [None, 0, 1, 3])
+def test_an_error_of_a_batch_is_raised_in_its_place_once(ahead):
+    options = {} if ahead is None else {"device": StandIn(1), "upload_ahead": ahead}
+    options |= {"num_workers": 2, "prefetch_factor": 4}
+    with DataLoader(Numbers(14), 2, collate_fn=third_is_unreadable, **options) as loader:
+        epoch = iter(loader)
+        first = next(epoch)[1]
+        wait_for(lambda: loader.stats().ready >= 6, "the other batches")
+        assert [first, *numbers_and_errors(epoch)] == [0, 1, 2, "batch 3 cannot be read", 4, 5, 6]
+
+
+def test_an_interrupt_of_the_wait_after_an_error_of_a_batch_costs_nothing():
+    with DataLoader(Numbers(14), 2, num_workers=2, collate_fn=third_is_unreadable) as loader:
+        epoch = iter(loader)
+        assert [next(epoch)[1] for _ in range(3)] == [0, 1, 2]
+        with pytest.raises(ValueError, match="batch 3 cannot be read"):
+            next(epoch)
+        loader.pause()
+        wait_for(lambda: loader.stats().state == "paused", "the pause")
+        loader.on_wait(interrupt_once := Once(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            next(epoch)
+        assert interrupt_once.called
+        loader.resume()
+        assert numbers_and_errors(epoch) == [4, 5, 6]
+
+
+class Once:
+    """Raises at its first call."""
+
+    def __init__(self, error):
+        self.error = error
+        self.called = False
+
+    def __call__(self):
+        if not self.called:
+            self.called = True
+            raise self.error
+
+
+@pytest.mark.parametrize("point", ["open", "pin", "copy", "deliver", "next"])
+@pytest.mark.parametrize("chunk_size", [None, 2])
+def test_an_interrupt_of_an_upload_costs_no_batch(point, chunk_size):
+    """Not even the batch that is being uploaded."""
+    device = InterruptedDevice(point)
+    options = {"num_workers": 2, "prefetch_factor": 5, "chunk_size": chunk_size}
+    with DataLoader(Images(40), 4, device=device, **options) as loader:
+        epoch, batches = iter(loader), []
+        wait_for(lambda: loader.stats().ready >= 8, "batches that are ready")
+        while True:
+            try:
+                batches.append(next(epoch))
+            except KeyboardInterrupt:
+                continue
+            except StopIteration:
+                break
+        device.synchronize()
+        assert device.interrupts >= 3
+        assert_images(batches)
+        assert [r.index for r in loader.events.batches()] == list(range(10))
+
+
+class InterruptedDevice(StandIn):
+    """A device on which a third of the calls are interrupted at one point.
+
+    Args:
+        point: "open" (before the copy), "pin", "copy" (after it was enqueued), "deliver", or "next" (after the batch
+            is on the device, while the next one is started).
+    """
+
+    def __init__(self, point):
+        super().__init__(1)
+        self.point = point
+        self.calls = self.interrupts = self.delivered = 0
+
+    def passes(self, point):
+        if point == self.point:
+            self.calls += 1
+            if self.calls % 3 == 2:  # not the first, and every third
+                self.interrupts += 1
+                raise KeyboardInterrupt
+
+    def can_upload_ahead(self, batch):
+        self.passes("open")
+        return super().can_upload_ahead(batch)
+
+    def copy(self, batch, mapping):
+        return InterruptedCopy(self, batch, self.pinning.memory_for(mapping))
+
+
+class InterruptedCopy(StandInCopy):
+    def start(self):
+        if self.device.delivered:
+            self.device.passes("next")
+        self.device.passes("pin")
+        super().start()
+        self.device.passes("copy")
+
+    def deliver(self):
+        self.device.passes("deliver")
+        self.device.delivered += 1
+        return super().deliver()
 
 
 def test_batches_alternate_between_several_devices():

@@ -264,7 +264,8 @@ class SegmentArena:
     def _lend(self, nbytes: int) -> Any:
         if self._memory is None:
             self._commit()
-            self._memory = self._writer.reader.lend(self.block.number, nbytes)
+            self._memory = self._writer.reader.view(self.block.number, nbytes)
+            self._writer.reader.lend(self.block.number, self._memory)
         return self._memory
 
     def _commit(self) -> bool:

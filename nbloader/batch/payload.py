@@ -232,7 +232,8 @@ class SegmentPayload(_Payload):
     def open(self) -> Any:
         """Build the batch on the memory in which it arrived, and which it holds until it is garbage-collected."""
         if self._memory is None:
-            self._memory = self._segments.lend(self.header.segment, self.header.nbytes)
+            self._memory = self._segments.view(self.header.segment, self.header.nbytes)
+            self._segments.lend(self.header.segment, self._memory)
         if self.layout is None:
             return load_object(self._extras, self._memory)
         return self.layout.build_on(self._memory, self.extras)

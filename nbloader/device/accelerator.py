@@ -27,7 +27,10 @@ class Copy(Protocol):
     """When all of the batch was in pinned memory, in perf_counter ns; 0 if it is not pinned."""
 
     def start(self) -> None:
-        """Pin the batch and enqueue the copy. After an error, `done` covers the parts that are already enqueued."""
+        """Pin the batch and enqueue the copy.
+
+        After an error or an interrupt at any point, `done` and `wait` cover the parts that are already enqueued.
+        """
         ...
 
     def done(self) -> bool:

@@ -128,7 +128,8 @@ class _StreamCopy:
         self._tensors: list[torch.Tensor] = []
         self._anchor = accelerator.anchor()
         self._begin, self._end, self._needed = (accelerator.event() for _ in range(3))
-        self._started = self._delivered = False
+        self._stream: Any = None  # set before anything is enqueued
+        self._ended = self._delivered = False
         self.memory = memory
         self.nbytes = 0
         self.pinned = 0
@@ -141,11 +142,17 @@ class _StreamCopy:
         stream = self._side if self._side is not None else accelerator.module.current_stream(accelerator.device)
         with accelerator.module.stream(stream):
             self._begin.record(stream)
+            self._stream = stream
             try:
                 self._batch = map_leaves(self._batch, self._send)
             finally:
-                self._end.record(stream)
-                self._started = True
+                self._record_end()
+
+    def _record_end(self) -> None:
+        """Record the end event, unless it was recorded. If an interrupt prevented that, `done` and `wait` record it."""
+        if not self._ended:
+            self._end.record(self._stream)
+            self._ended = True
 
     def _send(self, leaf: Any) -> Any:
         sent = leaf.to(self._accelerator.device, non_blocking=True)
@@ -155,10 +162,14 @@ class _StreamCopy:
         return sent
 
     def done(self) -> bool:
-        return not self._started or bool(self._end.query())
+        if self._stream is None:
+            return True
+        self._record_end()
+        return bool(self._end.query())
 
     def wait(self) -> None:
-        if self._started:
+        if self._stream is not None:
+            self._record_end()
             self._end.synchronize()
 
     def deliver(self) -> Any:
@@ -176,7 +187,7 @@ class _StreamCopy:
         return self.done() and self._delivered and bool(self._needed.query())
 
     def times(self) -> CopyTimes:
-        if not self._started or not self._end.query():
+        if self._stream is None or not self.done():
             return CopyTimes()
         needed = self._host_ns(self._needed) if self._delivered and self._needed.query() else 0
         return CopyTimes(self._host_ns(self._begin), self._host_ns(self._end), needed)

@@ -21,11 +21,13 @@ from __future__ import annotations
 import collections
 import contextlib
 import logging
+import threading
 import time
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
+from nbloader._util.signals import raised_by_handler
 from nbloader.device.accelerator import Accelerator, Copy
 from nbloader.device.record_queue import PendingPlacement
 
@@ -72,6 +74,11 @@ class DeviceBatch(NamedTuple):
     """When the transfer was started, in perf_counter ns."""
 
 
+InFlight: TypeAlias = collections.deque[Transfer]
+_all_in_flight: dict[int, InFlight] = {}
+"""The copies of all lanes. An interrupt of the finalizer of a lane costs memory, which must not be reused then."""
+
+
 class DeviceLane:
     """Transfers to one device.
 
@@ -85,8 +92,11 @@ class DeviceLane:
         self._ahead = ahead
         self._full_run = -1  # the iteration in which the device had no memory for an upload ahead
         self._started: dict[BatchKey, Transfer] = {}  # ahead of the consumer
-        self._in_flight: collections.deque[Transfer] = collections.deque()  # copies that may not be done, oldest first
-        weakref.finalize(self, _wait_for_all, self._in_flight).atexit = False
+        self._in_flight: InFlight = collections.deque()  # copies that may not be done, oldest first
+        # Protects `_in_flight` and the start of copies. Reentrant, because a signal handler may close the loader.
+        self._lock = threading.RLock()
+        _all_in_flight[id(self._in_flight)] = self._in_flight
+        weakref.finalize(self, _finish, id(self._in_flight)).atexit = False
 
     @property
     def in_flight(self) -> int:
@@ -101,6 +111,8 @@ class DeviceLane:
     def start_ahead(self, key: BatchKey, payload: TransferPayload) -> bool:
         """Start the transfer of a ready batch early, unless too many are ahead. Does not block.
 
+        An error of the batch is raised by `deliver`, when the batch is due, in place of this batch and not before.
+
         Returns:
             Whether the transfer has been started, by this call or before.
         """
@@ -111,10 +123,10 @@ class DeviceLane:
         of_run = sum(other.run == key.run for other in list(self._started))
         if key.run == self._full_run or of_run >= self._ahead or len(self._in_flight) > self._ahead:
             return False
-        batch = payload.open()
-        if not self.accelerator.can_upload_ahead(batch):
-            return False
         try:
+            batch = payload.open()
+            if not self.accelerator.can_upload_ahead(batch):
+                return False
             self._started[key] = self._start(batch, payload)
         except self.accelerator.out_of_memory:
             # The consumer may free memory before the batch is due. Attempts are costly: torch empties its cache first.
@@ -124,13 +136,18 @@ class DeviceLane:
                 self.accelerator.name,
             )
             return False
+        except Exception as error:  # a batch may raise anything while it is unpickled, pinned or copied
+            if raised_by_handler(error):
+                raise
+            log.debug("batch %d cannot be uploaded ahead", key.number, exc_info=True)
+            return False
         return True
 
     def deliver(self, key: BatchKey, payload: TransferPayload) -> DeviceBatch:
-        """Return the batch on the device.
+        """Return the batch on the device. After an error or an interrupt, it can be called again for this batch.
 
         Raises:
-            Exception: `accelerator.out_of_memory`. `deliver` can then be called again for this batch.
+            Exception: `accelerator.out_of_memory`, or any error of the batch while it is built, pinned or copied.
         """
         transfer = self._started.pop(key, None)
         if transfer is None or transfer.payload is not payload:  # the batch was produced again, from another dataset
@@ -153,13 +170,15 @@ class DeviceLane:
     def close(self) -> None:
         """Wait for all copies, which takes milliseconds, and release their memory."""
         self._started.clear()
-        _wait_for_all(self._in_flight)
+        with self._lock:
+            _wait_for_all(self._in_flight)
 
     def _start(self, batch: Any, payload: TransferPayload) -> Transfer:
         begin = _clock()
         transfer = Transfer(payload, self.accelerator.copy(batch, payload.mapping), begin)
-        self._in_flight.append(transfer)  # before start: parts enqueued before an error read the memory too
-        transfer.copy.start()
+        with self._lock:
+            self._in_flight.append(transfer)  # before start: parts enqueued before an error read the memory too
+            transfer.copy.start()
         self._release_done()
         return transfer
 
@@ -171,13 +190,13 @@ class DeviceLane:
         oldest.copy.wait()
 
     def _release_done(self) -> None:
-        """Release the memory of finished copies. Thread-safe."""
-        with contextlib.suppress(IndexError):
-            while True:
-                transfer = self._in_flight.popleft()
-                if not transfer.copy.done():
-                    self._in_flight.appendleft(transfer)
-                    return
+        """Release the memory of finished copies. Thread-safe.
+
+        A copy stays in the queue until it is known to be done: an interrupt in between must not release its memory.
+        """
+        with self._lock:
+            while self._in_flight and (oldest := self._in_flight[0]).copy.done():
+                _release(self._in_flight, oldest)
 
     def _full(self, key: BatchKey, error: Exception) -> str:
         return (
@@ -260,12 +279,25 @@ class DeviceTransfer:
                 lane.close()
 
 
-def _wait_for_all(in_flight: collections.deque[Transfer]) -> None:
-    with contextlib.suppress(IndexError):
-        while True:
-            transfer = in_flight.popleft()
-            try:
-                transfer.copy.wait()
-            except Exception:  # the device is lost and no longer reads the memory
-                log.exception("waiting for an upload failed")
-            del transfer
+def _wait_for_all(in_flight: InFlight) -> None:
+    """Wait for all copies, and release the memory of each when it is done."""
+    while in_flight:
+        oldest = in_flight[0]
+        try:
+            oldest.copy.wait()
+        except Exception as error:  # a device that is lost raises anything, and no longer reads the memory
+            if raised_by_handler(error):
+                raise
+            log.exception("waiting for an upload failed")
+        _release(in_flight, oldest)
+        del oldest
+
+
+def _release(in_flight: InFlight, transfer: Transfer) -> None:
+    with contextlib.suppress(ValueError):  # a signal handler has just closed the loader
+        in_flight.remove(transfer)
+
+
+def _finish(key: int) -> None:
+    _wait_for_all(_all_in_flight[key])
+    del _all_in_flight[key]

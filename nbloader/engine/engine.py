@@ -997,7 +997,7 @@ class Engine:
         elif self._group.begins_with_new_workers and not self._dispatcher.iterations:
             self._group.retire()
 
-    def check_complete(self, run: int, *, drawn: int, returned: int) -> None:
+    def check_complete(self, run: int, *, drawn: int, held: int) -> None:
         """End an iteration if an interrupt has lost one of its batches.
 
         A batch is lost if the interrupt comes while only local variables refer to the batch.
@@ -1005,11 +1005,11 @@ class Engine:
         Args:
             run: Number of the iteration.
             drawn: Number of the next batch to draw from the plan.
-            returned: Number of the last batch returned to the consumer; -1 if there is none.
+            held: Number of the last batch that the consumer or its iterator has; -1 if there is none.
         """
         state, last = self._dispatcher.iterations.get(run), self._last
-        taken = returned if last is None or last.run != run else last.number
-        if state is not None and (state.added != drawn or taken != returned):
+        taken = held if last is None or last.run != run else last.number
+        if state is not None and (state.added != drawn or taken != held):
             self.close_iteration(run)
 
     def restart_workers(self, ids: list[int]) -> None:

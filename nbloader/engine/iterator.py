@@ -6,6 +6,7 @@ it. It publishes the record of a batch when the consumer requests the next one.
 
 from __future__ import annotations
 
+import itertools
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ from nbloader._util.wakeup import Wakeup
 from nbloader.batch.checksum import checksum
 from nbloader.batch.header import NOT_MEASURED
 from nbloader.batch.payload import BatchPayload
+from nbloader.batch.task import Task
 from nbloader.device.record_queue import PendingPlacement, RecordQueue
 from nbloader.device.transfer import BatchKey, DeviceTransfer
 from nbloader.engine.engine import Engine
@@ -111,7 +113,7 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
         """Time spent in the sampler since the last batch was delivered, ns."""
         self._checksum_due = 0
         """When the next checksum may be computed, `time.perf_counter_ns()`."""
-        self._kept: Delivery | None = None  # taken, but not delivered because the device was out of memory
+        self._kept: Delivery | None = None  # taken, but not delivered (yet): after an interrupt, or on a full device
         engine.open_iteration(run, plan)
         self._resources = _Resources(run, context.events, context.transfer)
         if plan.reader is not None:
@@ -212,8 +214,8 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
                 and the sample's index in a note. The iteration can continue with the next batch. If the device is out
                 of memory, this is torch's OutOfMemoryError, and the iteration can continue with the same batch.
             KeyboardInterrupt: The call was interrupted. Other signal handlers may raise other exceptions. After an
-                interrupt during the wait, the iteration can continue. If the interrupt has lost a batch that was being
-                built or drawn, the next call raises LoaderClosedError.
+                interrupt during the wait, or while the batch is built or uploaded, the iteration can continue. If the
+                interrupt has lost a batch that was being drawn or handed over, the next call raises LoaderClosedError.
         """
         try:
             if profiling():
@@ -239,8 +241,14 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
 
     def _check_complete(self) -> None:
         """After an interrupt, end the iteration if a batch was lost."""
-        if self._kept is None:
-            self._engine.check_complete(self._run, drawn=self.plan.next_number, returned=self._resources.returned)
+        last = self._resources.returned if self._kept is None else self._kept.task.number
+        self._engine.check_complete(self._run, drawn=self.plan.next_number, held=last)
+
+    def _give_up(self, task: Task) -> None:
+        """Record that an error is raised in place of a batch: the iteration continues with the next one."""
+        self._kept = None
+        self.plan.delivered(task, 0)
+        self._resources.returned = self._resources.failed = task.number
 
     def _next(self) -> T_co:
         if self._consumer is None:
@@ -248,27 +256,35 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
         requested = _clock()
         self._resources.publish(requested)
         engine, plan = self._engine, self.plan
-        got = self._kept
-        if got is None and self._inline:
+        got = None
+        if self._inline and self._kept is None:
             got = engine.produce_next(self._run, self._resources.wakeup, plan.take)
         if got is None:
             got = self._wait()
+        self._kept = got
         task, payload = got.task, got.outcome
         if engine.prefetches:  # waking a worker must not delay the first batch of a prefetched epoch
             self._refill(wait=False, soon=task.number == plan.first and got.ready > 0)
         if plan.reader is not None:  # records and errors live long and must not hold samples
             task.indices = item_numbers(task.indices)
         if payload.failed:
-            plan.delivered(task, 0)
-            self._resources.returned = self._resources.failed = task.number
             epoch = self._run if self._debuggable and plan.order is not None else None
-            raise payload.to_exception(task.number, task.indices, batched=self._batched, epoch=epoch)
-        batch = payload.open() if self._transfer is None else self._move(self._transfer, got)
+            failure = payload.to_exception(task.number, task.indices, batched=self._batched, epoch=epoch)
+            self._give_up(task)
+            raise failure
         summed = None
-        if requested >= self._checksum_due:
-            summed = self._checksum(batch if self._transfer is None else payload.open())
-        if self._names is not None:
-            batch = name_parts(batch, self._names)
+        try:
+            batch = payload.open() if self._transfer is None else self._move(self._transfer, got)
+            if requested >= self._checksum_due:
+                summed = self._checksum(batch if self._transfer is None else payload.open())
+            if self._names is not None:
+                batch = name_parts(batch, self._names)
+        except Exception as error:
+            full = self._transfer is not None and isinstance(error, self._transfer.out_of_memory)
+            if not (full or raised_by_handler(error)):
+                self._give_up(task)
+            raise
+        self._kept = None  # after an interrupt from here on, the iteration ends: a batch must not be counted twice
         self._remember(got, payload, requested, summed)
         plan.delivered(task, payload.samples)
         self._resources.delivered += 1
@@ -277,6 +293,9 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
 
     def _wait(self) -> Delivery:
         try:
+            if self._kept is not None:
+                self._engine.check_open(self._run)
+                return self._kept
             if not self._engine.prefetches:
                 self._refill()
             while (got := self._engine.next_batch(self._run, self._resources.wakeup, self._refill)) is None:
@@ -319,12 +338,7 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
     def _move(self, transfer: DeviceTransfer, got: Delivery) -> Any:
         """Transfer a batch to its device, and start the transfers of the following batches that are ready."""
         run, position = self._run, self._resources.delivered
-        self._kept = None
-        try:
-            batch, self._resources.shipment = transfer.deliver(BatchKey(run, got.task.number), got.outcome, position)
-        except transfer.out_of_memory:
-            self._kept = got
-            raise
+        batch, self._resources.shipment = transfer.deliver(BatchKey(run, got.task.number), got.outcome, position)
         ready = self._engine.peek(run, transfer.ahead)
         transfer.start_ahead([(BatchKey(run, task.number), payload) for task, payload in ready], position + 1)
         return batch
@@ -383,7 +397,7 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
     def _end(self, reason: str) -> None:
         if self._closer.detach():
             self._resources.release(self._engine, reason)
-        self._consumer = None
+        self._consumer = self._kept = None
 
 
 for _name in MISSING:
@@ -502,12 +516,9 @@ class DeviceGroups(Iterator[list[Any]]):
             StopIteration: The epoch is over.
             Exception: Whatever the epoch raised. The batches before it are kept, so that the iteration can continue.
         """
-        while len(self._group) < self._size:
-            try:
-                self._group.append(next(self._epoch))
-            except StopIteration:
-                if not self._group:
-                    raise
-                break
+        # In one call: an interrupt between `next` and `append` would lose a batch.
+        self._group.extend(itertools.islice(self._epoch, self._size - len(self._group)))
+        if not self._group:
+            raise StopIteration
         group, self._group = self._group, []
         return group

@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 from nbloader.engine.timeouts import START_LIMIT
 from nbloader.metrics.rates import STUCK_S, STUCK_TIMES
-from nbloader.workers.messages import WorkerMessage
 from nbloader.workers.api import WorkerHandle, WorkerPool
+from nbloader.workers.messages import WorkerMessage
 
 _clock = time.perf_counter_ns
 

@@ -3,7 +3,7 @@
     notebook: ArenaWriter.begin() -> each worker is sent the part that it writes -> all parts written: commit()
                                                                              -> not all written:   abort()
     worker:   ArenaMaps.memory(number) -> write a part
-    notebook: ArenaWriter.reader.lend() -> arrays on the arena -> collected -> the arena is free
+    notebook: ArenaWriter.reader.view() -> lend() -> arrays on the arena -> collected -> the arena is free
 
 A worker cannot be prevented from writing. So an arena to which a worker may still write by mistake (a poisoned arena)
 is never used again.

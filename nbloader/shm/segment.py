@@ -6,7 +6,7 @@ memory, never correctness. If the notebook's process was forked in the meantime,
 for any length of time; such a segment is not written again.
 
     worker:   SegmentWriter.begin() -> write -> commit() -> send the number    (abort() if writing failed)
-    notebook: SegmentReader.lend() -> arrays on the owner -> the owner is collected -> number back with the next task
+    notebook: SegmentReader.view() -> lend() -> arrays on the view -> it is collected -> number back with the next task
 
 A batch that arrives inside its message is copied to a slab, which holds several small batches (`SegmentReader.store`).
 
@@ -330,14 +330,30 @@ class BlockWriter(Protocol):
 
 
 class BlockReader(Protocol):
-    """The end that reads batches."""
+    """The end that reads batches.
 
-    def lend(self, number: int, nbytes: int) -> Any:
-        """Provide the memory of a batch; the segment is returned when nobody views it any more.
+    The memory is provided in two calls, so that the caller can store it in between. If it were lost to an interrupt
+    after `lend`, the segment would be written again although its batch was not delivered.
+    """
+
+    def view(self, number: int, nbytes: int) -> Any:
+        """Provide the memory of a batch, to build arrays on.
 
         Args:
             number: Number of the segment.
             nbytes: Size of the batch in bytes.
+
+        Returns:
+            A buffer of at least `nbytes` bytes: a ctypes array on the segment, or a private copy if so many segments
+            are already lent that the kernel's limit on mappings is near.
+        """
+
+    def lend(self, number: int, memory: Any) -> None:
+        """Return the segment when nobody views its memory any more; immediately if that is a private copy.
+
+        Args:
+            number: Number of the segment.
+            memory: What `view` has returned for the segment.
         """
 
     def discard(self, number: int) -> None:
@@ -505,25 +521,23 @@ class SegmentReader:
         self._stored = 0
         return True
 
-    def lend(self, number: int, nbytes: int) -> Any:
-        """Provide a segment's memory to build arrays on; the segment is returned when the last array is collected.
-
-        Returns:
-            A buffer of at least `nbytes` bytes: a ctypes array on the segment, or a private copy if so many segments
-            are already lent that the kernel's limit on mappings is near.
-        """
+    def view(self, number: int, nbytes: int) -> Any:
+        """See `BlockReader`."""
         memory, array_type = self._maps[number]
         if len(self._lent) >= MAX_LENT:
-            copy = bytearray(memoryview(memory)[:nbytes])
-            self.returned.append(number)
-            return copy
+            return bytearray(memoryview(memory)[:nbytes])
         # The object of the weak reference must be the one that NumPy keeps as the arrays' base. NumPy looks through a
         # memoryview to the object below it, so a reference to a memoryview would die while arrays use the memory.
-        owner = array_type.from_buffer(memory)
+        return array_type.from_buffer(memory)
+
+    def lend(self, number: int, memory: Any) -> None:
+        """See `BlockReader`."""
+        if type(memory) is bytearray:
+            self.returned.append(number)
+            return
         self._lent[number] = weakref.ref(
-            owner, functools.partial(_return, self._lent, self.returned, self.inherited, number, _forks.count)
+            memory, functools.partial(_return, self._lent, self.returned, self.inherited, number, _forks.count)
         )
-        return owner
 
     def mapping(self, number: int) -> Any:
         """Return the whole segment as a ctypes array; it stays mapped while this or anything built on it lives."""
