@@ -135,12 +135,12 @@ class CachedFunction(Composite, Generic[P, R]):
         """Return the digest of the code. It is computed again if anything that the code reaches has changed."""
         digest = self._digest
         if digest is not None:
-            begin = time.thread_time_ns()
+            begin = time.thread_time_ns() if digest.has_data else 0
             holds = digest.holds()
-            if (took := time.thread_time_ns() - begin) > SLOW_NS and holds and (slowest := digest.slowest()):
+            if holds and begin and (took := time.thread_time_ns() - begin) > SLOW_NS:
                 cache.warn_once(
                     (self._name, "mutable"),
-                    f"the cached function {self._name} refers to {', '.join(map(repr, slowest))}, which could "
+                    f"the cached function {self._name} refers to {', '.join(map(repr, digest.slowest()))}, which could "
                     f"change and is compared at each call: {took / 1e6:,.1f} ms. Pass what it needs as an argument "
                     "(decode(files[i]), not decode(i)).",
                 )

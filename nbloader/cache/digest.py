@@ -31,7 +31,7 @@ import struct
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePath
 from types import (
     CellType,
@@ -70,6 +70,8 @@ _IMMUTABLE_TYPE = 1 << 8
 """Flag of types that are written in C and cannot be changed: Py_TPFLAGS_IMMUTABLETYPE."""
 _MODULE_NAMES = frozenset(vars(ModuleType("empty"))) | {"__builtins__", "__cached__", "__file__", "__path__"}
 """Attributes that Python gives to modules."""
+_FIXED = (SharedSequence, SharedMapping)
+"""Types of objects whose parts do not change."""
 _OPAQUE = frozenset({
     "_thread.lock", "_thread.RLock", *(f"{kind.__module__}.{kind.__qualname__}" for kind in (
         ReferenceType, WeakKeyDictionary, WeakSet, WeakValueDictionary)),
@@ -153,7 +155,7 @@ def _constant(value: Any) -> bytes:
 def _code_bytes(code: CodeType) -> bytes:
     shape = (
         code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags, code.co_names,
-        code.co_varnames, code.co_freevars, code.co_cellvars, sys.version_info[:2],
+        code.co_varnames, code.co_freevars, code.co_cellvars, sys.version,
     )  # fmt: skip
     exceptions: bytes = getattr(code, "co_exceptiontable", b"")
     return _token(b"code", _constant((code.co_code, exceptions, repr(shape), code.co_consts)))
@@ -163,7 +165,7 @@ def _code_bytes(code: CodeType) -> bytes:
 
 
 def _items(mapping: Mapping[Any, Any]) -> list[Any]:
-    return [*mapping.keys(), *mapping.values()]
+    return list(itertools.chain.from_iterable(mapping.items()))  # at once: another thread may change it
 
 
 def _cell(cell: CellType) -> tuple[Any]:
@@ -193,6 +195,16 @@ def _spec(package: str) -> tuple[Any]:
     return (getattr(sys.modules.get(package), "__spec__", None),)
 
 
+_CODE: tuple[Callable[[Any], tuple[Any, ...]], ...] = _function_parts, _cell, _spec
+"""Functions that return the same number of parts for each object, so that many objects can be compared at once."""
+
+
+def _checked_name(obj: Any, name: str) -> str:
+    if type(obj).__module__ == "typing" or hasattr(obj, "__wrapped__") or owner.named_in(obj, name):
+        return name
+    raise TypeError(f"no module has it under the name {name!r}")
+
+
 def _reduced(obj: Any) -> list[Any]:
     """Return what `pickle` would save of an object.
 
@@ -203,7 +215,7 @@ def _reduced(obj: Any) -> list[Any]:
     try:
         found = obj.__reduce_ex__(4) if reduce is None else reduce(obj)
         if isinstance(found, str):  # it is a global
-            return [found]
+            return [_checked_name(obj, found)]
         function, arguments, state, items, pairs, setter = (*found, None, None, None, None)[:6]
         parts = [function, *arguments, _END]
         for part in state if type(state) is tuple and len(state) == 2 else (state,):  # noqa: PLR2004 - dict, slots
@@ -213,6 +225,10 @@ def _reduced(obj: Any) -> list[Any]:
         if raised_by_handler(error):
             raise
         raise DigestError(f"{type(obj).__name__} cannot be pickled ({error})") from error
+
+
+def _all_parts(read: Callable[[Any], Sequence[Any]], objects: Sequence[Any]) -> list[Any]:
+    return list(itertools.chain.from_iterable(map(read, objects)))
 
 
 def _same(some: Sequence[Any], others: Sequence[Any]) -> bool:
@@ -275,6 +291,19 @@ class _Step(NamedTuple):
         return _same(now, self.found) if type(now) in (list, tuple) else bool(now == self.found)
 
 
+class _Record:
+    """The steps of a walk."""
+
+    def __init__(self) -> None:
+        self.data: list[_Step] = []
+        self.code: list[_Step] = []
+        """Steps whose `read` is in `_CODE`."""
+        self.lookups: dict[int, tuple[Mapping[str, Any], dict[str, Any]]] = {}
+        """Id of a namespace -> the namespace, and the values of its names that were looked up."""
+        self.volatile: list[tuple[Any, tuple[str, ...]]] = []
+        """Objects whose pickle consists of new objects each time, and by which name they were reached."""
+
+
 class Walk:
     """Computes the digest of objects and of everything that they reach.
 
@@ -283,31 +312,37 @@ class Walk:
             that is reached itself.
         record: Whether to record the steps, for `Digest.holds`.
         lenient: Whether to leave out objects that have neither contents nor a pickle, instead of raising an error.
+        follow: Whether to follow the user's code. Otherwise its objects count by their identity.
     """
 
-    def __init__(self, names: Iterable[str] = (), *, record: bool = False, lenient: bool = False) -> None:
-        self.names = set(names)
-        self.modules: dict[ModuleType, set[str]] = {}
+    def __init__(
+        self,
+        names: frozenset[str] = frozenset(),
+        *,
+        record: bool = False,
+        lenient: bool = False,
+        follow: bool = True,
+    ) -> None:
+        self.names = names
+        self.modules: dict[ModuleType, frozenset[str]] = {}
         """The user's modules, and the names that were looked up in them."""
         self.files: list[FileVersion] = []
         self.folders: list[str] = []
         """Strings and paths that name a folder."""
-        self.steps: list[_Step] = []
-        self.volatile: list[tuple[Any, tuple[str, ...]]] = []
-        """Objects whose pickle consists of new objects each time, and by which name they were reached."""
         self.lenient = lenient
-        self._record = record
-        self._whole: set[ModuleType] = set()
-        self._packages: set[str] = set()
+        self.record = _Record() if record else None
+        self._follow = follow
+        self._out: list[bytes] = []
+        self._numbers: dict[int, int] = {}
+        self.kept: list[Any] = []
+        """Objects that have a number, so that no other object gets the same id."""
         self._code: deque[tuple[FunctionType | type, tuple[str, ...]]] = deque()
         """Functions and classes that were reached, and by which names. They are followed later, so that a long chain of
         them is no deep recursion."""
         self._names: tuple[str, ...] = ()
         """The names by which the current object is reached, innermost last."""
-        self._out: list[bytes] = []
-        self._numbers: dict[int, int] = {}
-        self._kept: list[Any] = []
-        """Objects that have a number, so that no other object gets the same id."""
+        self._whole: set[ModuleType] = set()
+        self._packages: set[str] = set()
 
     def digest(self) -> bytes:
         """Return the digest of all that was visited and of what it reaches.
@@ -316,7 +351,7 @@ class Walk:
             DigestError: Something has no digest.
         """
         self._follow_code()
-        while self._follow_modules():
+        while self.modules and self._follow_modules():
             self._follow_code()
         return _hash(b"".join(self._out))
 
@@ -341,7 +376,7 @@ class Walk:
             self._emit(b"again", b"%d" % number)
         else:
             self._numbers[id(obj)] = len(self._numbers)
-            self._kept.append(obj)
+            self.kept.append(obj)
             try:
                 self._compound(obj, kind)
             except RecursionError:
@@ -378,8 +413,7 @@ class Walk:
             self._parts(b"composite", operator.attrgetter("digest_parts"), obj)
         elif kind is FunctionType or isinstance(obj, type):
             if not self._of_library(obj):
-                self._emit(b"code", obj.__qualname__.encode() if isinstance(obj, type) else b"")
-                self._code.append((obj, self._names))
+                self._users(obj)
         elif kind is MethodType:
             self._emit(b"method")
             self.visit((obj.__func__, obj.__self__))
@@ -397,8 +431,6 @@ class Walk:
             self.visit((obj.fget, obj.fset, obj.fdel))
         elif f"{kind.__module__}.{kind.__qualname__}" in _OPAQUE:
             self._emit(b"opaque", kind.__name__.encode())
-        elif isinstance(obj, (SharedSequence, SharedMapping)):  # their memory does not change
-            self._without_record(obj)
         else:
             self._instance(obj)
 
@@ -409,13 +441,14 @@ class Walk:
 
     def _step(self, read: Callable[[Any], Any], obj: Any) -> Any:
         found = read(obj)
-        if self._record:
-            self.steps.append(_Step(read, obj, found, self._names[-1:]))
+        if self.record is not None:
+            steps = self.record.code if read in _CODE else self.record.data
+            steps.append(_Step(read, obj, found, self._names[-1:]))
         return found
 
     def _parts(self, tag: bytes, read: Callable[[Any], Sequence[Any]], obj: Any) -> None:
         parts = self._step(read, obj)
-        self._kept.append(parts)
+        self.kept.append(parts)
         self._emit(tag, b"%d" % len(parts))
         for part in parts:
             self.visit(part)
@@ -451,16 +484,13 @@ class Walk:
         self._names = outer
 
     def _look_up(self, namespace: Mapping[str, Any], names: Sequence[str]) -> None:
-        for name, value in zip(names, self._step(functools.partial(_values, names), namespace), strict=True):
+        found = dict(zip(names, _values(names, namespace), strict=True))
+        if self.record is not None:
+            known = self.record.lookups.setdefault(id(namespace), (namespace, {}))[1]
+            known.update({name: value for name, value in found.items() if name not in known})
+        for name, value in found.items():
             if value is not _END:
                 self._named(name, value)
-
-    def _without_record(self, obj: Any) -> None:
-        record, self._record = self._record, False
-        try:
-            self._instance(obj)
-        finally:
-            self._record = record
 
     def _instance(self, obj: Any) -> None:
         """Add what `pickle` would save of an object."""
@@ -473,24 +503,25 @@ class Walk:
             self._emit(b"left out")
             self.visit(kind)
             return
-        self._kept.append(parts)
+        self.kept.append(parts)
         if len(parts) == 1:
             self._global(obj, parts[0])
             return
-        record = self._record
-        if record and _same(parts, _reduced(obj)):
-            self.steps.append(_Step(_reduced, obj, parts, self._names[-1:]))
-        elif record:
-            self.volatile.append((obj, self._names[-1:]))
-            self._record = False
-        try:
-            self._emit(b"instance", b"%d" % len(parts))
-            for part in (kind, *parts):
-                self.visit(part)
-            if hasattr(kind, "__fspath__"):
-                self.visit(obj.__fspath__())
-        finally:
-            self._record = record
+        record = self.record
+        if record is not None and not isinstance(obj, _FIXED):
+            if _same(parts, _reduced(obj)):
+                record.data.append(_Step(_reduced, obj, parts, self._names[-1:]))
+            else:
+                record.volatile.append((obj, self._names[-1:]))
+                self.record = None
+        elif record is not None:
+            self.record = None
+        self._emit(b"instance", b"%d" % len(parts))
+        for part in (kind, *parts):
+            self.visit(part)
+        if hasattr(kind, "__fspath__"):
+            self.visit(obj.__fspath__())
+        self.record = record
 
     def _global(self, obj: Any, name: str) -> None:
         """Add an object that is pickled by its name: a function in C, or a singleton."""
@@ -534,6 +565,14 @@ class Walk:
             self._emit(b"type", f"{obj.__module__} {obj.__qualname__}".encode())
             return True
         return False
+
+    def _users(self, obj: FunctionType | type) -> None:
+        """Add a function or class of the user."""
+        if not self._follow:
+            self._emit(b"id", b"%d" % id(obj))
+            return
+        self._emit(b"code", obj.__qualname__.encode() if isinstance(obj, type) else b"")
+        self._code.append((obj, self._names))
 
     def _follow_code(self) -> None:
         """Add what the functions and classes reach that were visited."""
@@ -587,9 +626,11 @@ class Walk:
 
     def _module(self, module: ModuleType) -> None:
         self._emit(b"module", module.__name__.encode())
-        if owner.is_users_module(module):
+        if not self._follow:
+            self._emit(b"id", b"%d" % id(module))
+        elif owner.is_users_module(module):
             self._compiled(module)
-            self.modules.setdefault(module, set())
+            self.modules.setdefault(module, frozenset())
         else:
             self._library(owner.module_file(module))
 
@@ -625,13 +666,27 @@ class Digest:
         """Whether modules of the user were reached."""
         self.files = walk.files
         self._lenient = walk.lenient
-        self._steps = walk.steps
-        self._volatile = [_Step(self._apart, obj, self._apart(obj), names) for obj, names in walk.volatile]
+        self.kept = walk.kept
+        record = walk.record or _Record()
+        self._data = [
+            *record.data,
+            *(_Step(self._apart, obj, self._apart(obj), names) for obj, names in record.volatile),
+        ]
+        self._code = [
+            _Step(functools.partial(_values, tuple(values)), namespace, list(values.values()), ())
+            for namespace, values in record.lookups.values()
+        ]
+        for read in _CODE:
+            steps = [step for step in record.code if step.read is read]
+            parts = [part for step in steps for part in step.found]
+            self._code.append(_Step(functools.partial(_all_parts, read), [step.obj for step in steps], parts, ()))
+        self.has_data = bool(self._data)
+        """Whether anything was reached that can change in place, other than code."""
 
     def holds(self) -> bool:
         """Whether nothing that was visited has changed since."""
         try:
-            return all(step.holds() for step in itertools.chain(self._steps, self._volatile))
+            return all(step.holds() for step in itertools.chain(self._code, self._data))
         except DigestError:
             return False
 
@@ -639,7 +694,7 @@ class Digest:
         """Return the names of the objects that take `holds` most of its time, at most three."""
         costs: Counter[str] = Counter()
         begin = time.perf_counter_ns()
-        for step in itertools.chain(self._steps, self._volatile):
+        for step in self._data:
             step.holds()
             end = time.perf_counter_ns()
             costs.update(dict.fromkeys(step.names, end - begin))
@@ -648,7 +703,7 @@ class Digest:
         return [name for name, cost in most if cost >= most[0][1] / 10]
 
     def _apart(self, obj: Any) -> bytes:
-        walk = Walk(self.names, lenient=self._lenient)
+        walk = Walk(lenient=self._lenient, follow=False)  # what the code of its classes reaches has steps of its own
         walk.visit(obj)
         return walk.digest()
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import functools
 import os
+import pickle
 import re
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from nbloader._util.code_places import PACKAGE, is_installed
@@ -52,6 +53,8 @@ def is_users_module(module: ModuleType) -> bool:
 def named_in(obj: object, qualname: str) -> ModuleType | None:
     """Return the loaded module that has this object under its name; None if no module does."""
     name = getattr(obj, "__module__", None)
+    if name is None and not isinstance(obj, (FunctionType, type)):  # a ufunc of NumPy 1
+        name = pickle.whichmodule(obj, qualname)  # type: ignore[attr-defined]
     module = sys.modules.get(name) if isinstance(name, str) else None
     found: Any = module
     for part in qualname.split("."):
