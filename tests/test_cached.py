@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 
 import nbloader
 from nbloader import DataLoader
-from nbloader.cache import digest, disk_store, process_cache
+from nbloader.cache import disk_store, file_version, process_cache
+from nbloader.cache.digest import Walk
 from nbloader.dashboard.panels import Frame
 from nbloader.dashboard.panels.summary import Summary
 
@@ -39,8 +40,8 @@ def no_cache_left():
 @pytest.fixture
 def settled(tmp_path, monkeypatch):
     """Writes files that were not changed just now."""
-    monkeypatch.setattr(digest, "SETTLED", 0)
-    monkeypatch.setattr(digest, "SETTLED_COARSE", 0)
+    monkeypatch.setattr(file_version, "SETTLED", 0)
+    monkeypatch.setattr(file_version, "SETTLED_COARSE", 0)
 
     def write(data, name="file"):
         path = tmp_path / name
@@ -94,7 +95,7 @@ def same(one, other):
 def test_a_hit_returns_an_equal_value_of_the_same_type(value):
     f = nbloader.cached(lambda x: x)
     first, again = f(value), f(value)
-    assert first is value
+    assert first is not value or value is None or isinstance(value, (int, str, np.float32))
     assert counts() == (1, 1)
     assert type(again) is type(value)
     assert same(again, value)
@@ -156,21 +157,27 @@ values = st.recursive(
 )
 
 
+def digest_of(value):
+    walk = Walk()
+    walk.visit(value)
+    return walk.digest()
+
+
 def test_arrays_of_dates_have_digests():
     def of(*values):
-        return digest.Digester().digest(np.array(values, "M8[D]"))
+        return digest_of(np.array(values, "M8[D]"))
 
     assert of("2020-01-01") == of("2020-01-01") != of("2020-01-02")
     assert of() != of("2020-01-01")
     table = np.zeros(2, [("day", "M8[D]"), ("value", "f4")])
-    assert digest.Digester().digest(table) == digest.Digester().digest(table.copy())
+    assert digest_of(table) == digest_of(table.copy())
 
 
 @given(values, values)
 def test_digests_are_equal_for_equal_contents_only(one, other):
-    digests = [digest.Digester().digest(value) for value in (one, other)]
+    digests = [digest_of(value) for value in (one, other)]
     assert (digests[0] == digests[1]) == (repr(one) == repr(other))
-    assert digest.Digester().digest(pickle.loads(pickle.dumps(one))) == digests[0]
+    assert digest_of(pickle.loads(pickle.dumps(one))) == digests[0]
 
 
 def test_arguments_are_compared_by_content():
@@ -308,7 +315,11 @@ def test_keys_are_the_same_in_every_process(tmp_path):
     script = """
 import json, sys, hashlib
 import numpy as np
-from nbloader.cache.digest import Digester, FunctionDigest
+from nbloader.cache.digest import Walk
+def digest(value):
+    walk = Walk()
+    walk.visit(value)
+    return walk.digest().hex()
 NAMES = {"a", "b", "c", "d"}
 class Base:
     table = {"x": {1, 2, 3}}
@@ -319,7 +330,7 @@ def f(x, flags=frozenset(["u", "v", "w"])):
     return Base().run(x), os.path.join, x in {"one", "two", "three"}, np.fft.fft, recursive
 def recursive(x):
     return f(x) if x else recursive(x - 1)
-print(FunctionDigest(f).value.hex(), Digester().digest([{"k": {"s", "t"}}, Base()]).hex())
+print(digest(f), digest([{"k": {"s", "t"}}, Base()]))
 """
     texts = set()
     for seed in ("1", "2"):
@@ -353,7 +364,7 @@ def test_a_changed_file_misses(settled):
 
 
 def test_a_file_that_was_changed_just_now_is_read_and_not_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(digest, "SETTLED", 3600)
+    monkeypatch.setattr(file_version, "SETTLED", 3600)
     f = nbloader.cached(lambda path: path.read_text())
     path = tmp_path / "file"
     for text in ("one", "two"):
@@ -386,9 +397,11 @@ def test_what_is_slow_to_compare_is_named(monkeypatch):
     monkeypatch.setattr("nbloader.cache.cached_function.SLOW_NS", 0)
     files = ["a", "b"]
     f = nbloader.cached(lambda i: files[i])
-    f(0)
-    with pytest.warns(RuntimeWarning, match=r"refers to 'files', which could change .* make a list a tuple"):
-        f(1)
+    with pytest.warns(
+        RuntimeWarning, match=r"refers to 'files', which could change .* Pass what it needs as an argument"
+    ):
+        f(0)
+    f(1)
 
 
 @pytest.mark.parametrize(
@@ -427,7 +440,7 @@ def test_what_cannot_be_cached_is_refused_with_advice(tmp_path):
     with open(tmp_path / "file", "w") as file:
         with pytest.raises(TypeError, match=r"an argument of the cached function .* Pass what it is made of"):
             nbloader.cached(lambda x: x)(file)
-        with pytest.raises(TypeError, match="it refers to 'file': TextIOWrapper has no content"):
+        with pytest.raises(TypeError, match=r"it refers to 'file': TextIOWrapper .*version=.*depends="):
             nbloader.cached(lambda: file.name)()
 
 
@@ -437,7 +450,6 @@ def test_a_cached_function_is_one_to_those_that_call_it():
     assert [outer(1), outer(1), inner(1)] == [4, 4, 2]
     assert counts() == (2, 2)
     assert nbloader.cached(inner) is inner
-    assert not outer._digest.mutable
 
 
 # ---- limits and the disk --------------------------------------------------------------------------------------------
@@ -569,7 +581,7 @@ def test_all_workers_and_loaders_share_what_one_of_them_has_read(tmp_path):
     for i, path in enumerate(paths):
         np.full(10_000, i, np.uint8).tofile(path)
     os.utime(paths[0])
-    time.sleep(2 * digest.SETTLED)
+    time.sleep(2 * file_version.SETTLED)
     read = reader()
     expected = [np.full(10_000, i, np.uint8).tobytes() for i in range(40)]
 

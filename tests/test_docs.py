@@ -20,7 +20,7 @@ import pytest
 
 from nbloader import DataLoader
 from nbloader.cache import process_cache
-from nbloader.cache.digest import SETTLED
+from nbloader.cache.file_version import SETTLED
 from nbloader.diagnose.causes import Cause
 
 unit = pytest.mark.unit

@@ -7,12 +7,14 @@ import hashlib
 import inspect
 import sys
 import time
-from collections.abc import Callable
-from typing import Any, Generic, ParamSpec, TypeVar
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
 
 from nbloader._util import rng
 from nbloader.cache import process_cache
-from nbloader.cache.digest import SIZE, Digester, DigestError, FileVersion, FunctionDigest, Transparent
+from nbloader.cache.digest import SIZE, Composite, Digest, DigestError, Walk
+from nbloader.cache.file_version import FileVersion
 from nbloader.cache.sample_cache import MISSING, SampleCache
 
 P = ParamSpec("P")
@@ -21,23 +23,44 @@ R = TypeVar("R")
 SLOW_NS = 1_000_000
 """CPU time, ns. If comparing the objects that a function refers to takes longer than this, a warning names them."""
 WATCHED = 3
-"""Number of calls per process, not counting cache hits, that are checked for drawing random numbers."""
+"""Number of calls per process, not counting cache hits, that are checked for drawing random numbers and for changing
+what the function depends on."""
 _MAIN = ("__main__", "__mp_main__")
 _clock = time.perf_counter_ns
 
 
-class CachedFunction(Transparent, Generic[P, R]):
+class _Key(NamedTuple):
+    """The key of a call."""
+
+    value: bytes
+    files: list[FileVersion]
+    folders: list[str]
+
+    def settled(self) -> bool:
+        """Whether a change that is made now to one of the files would be detected."""
+        return all(file.settled() for file in self.files)
+
+
+class CachedFunction(Composite, Generic[P, R]):
     """A function whose results are cached. `nbloader.cached` creates it; `__wrapped__` is the function."""
 
     __qualname__: str
 
-    def __init__(self, function: Callable[P, R]) -> None:
+    def __init__(self, function: Callable[P, R], version: Any = None, depends: Sequence[Any] = ()) -> None:
         self.__wrapped__: Callable[P, R] = function
         functools.update_wrapper(self, function)
         self._name = getattr(function, "__qualname__", type(function).__name__)
-        self._digest: FunctionDigest | None = None
+        self._version = version
+        self._depends = tuple(depends)
+        self._digest: Digest | None = None
         self._watched = WATCHED
+        self._changes = 0
         process_cache.add_user(self)
+
+    @property
+    def digest_parts(self) -> tuple[Any, ...]:
+        """What stands for this function in the keys of functions that call it."""
+        return self.__wrapped__, self._version, self._depends
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Return a copy of what the function would return, which the caller may modify.
@@ -47,17 +70,15 @@ class CachedFunction(Transparent, Generic[P, R]):
             Exception: Whatever the function raises.
         """
         cache = process_cache.current()
-        digester = Digester(files=True)
-        digest = self._current_digest(cache)
-        key = self._key(digest, digester, args, kwargs)
-        found: R = cache.get(key)
+        key = self._key(cache, args, kwargs)
+        found: R = cache.get(key.value)
         if found is not MISSING:
             return found
-        if digester.folders:
+        for folder in key.folders:
             cache.warn_once(
                 (self._name, "folder"),
-                f"the cached function {self._name} was called with the folder {digester.folders[0]!r}: it is not seen "
-                "when a file in it changes. Pass the path of the file that it reads.",
+                f"the cached function {self._name} was called with the folder {folder!r}: it is not seen when a file "
+                "in it changes. Pass the path of the file that it reads.",
             )
         states = rng.states() if self._watched else None
         begin = _clock()
@@ -66,49 +87,92 @@ class CachedFunction(Transparent, Generic[P, R]):
         if states is not None:
             self._watched -= 1
             self._check_draws(cache, states)
-        files = digester.files
-        if digest.settled() and all(file.settled() and FileVersion.now(file.path) == file for file in files):
-            cache.put(key, value, cost, self._name)
-        return value
+        copy = cache.copy(value, self._name)
+        if copy is None:
+            return value
+        if self._still(cache, key, args, kwargs) and key.settled():
+            cache.put(key.value, copy.entry, cost)
+        copied: R = copy.value
+        return copied
 
-    def _key(self, digest: FunctionDigest, digester: Digester, args: Any, kwargs: Any) -> bytes:
-        sha = hashlib.sha256(digest.value, usedforsecurity=False)
+    def _key(self, cache: SampleCache, args: Any, kwargs: Any) -> _Key:
+        function = self._current_digest(cache)
+        arguments = Walk(function.names)
+        self._visit_arguments(arguments, args, kwargs)
+        value = arguments.digest()
+        files = [*function.files, *arguments.files]
+        if function.has_modules and not arguments.names <= function.names:
+            # Code among the arguments may use modules that the function reaches, so that both are one walk.
+            joint = self._function_walk(record=False)
+            self._visit_arguments(joint, args, kwargs)
+            value, files = joint.digest(), joint.files
+        sha = hashlib.sha256(function.value + value, usedforsecurity=False)
+        return _Key(sha.digest()[:SIZE], files, arguments.folders)
+
+    def _visit_arguments(self, walk: Walk, args: Any, kwargs: Any) -> None:
         try:
-            for value in args:
-                sha.update(digester.digest(value))
-            for name, value in sorted(kwargs.items()):
-                sha.update(b"%d %s" % (len(name), name.encode()) + digester.digest(value))
+            walk.visit(args)
+            for item in sorted(kwargs.items()):
+                walk.visit(item)
         except DigestError as error:
             raise TypeError(
                 f"an argument of the cached function {self._name} cannot be compared with that of other calls: "
                 f"{error}. Pass what it is made of, such as the path of a file, and open it in the function."
             ) from error
-        sha.update(b"%d" % len(args))
-        return sha.digest()[:SIZE]
 
-    def _current_digest(self, cache: SampleCache) -> FunctionDigest:
-        """Return the digest of the code. It is computed again if anything that the code refers to has changed."""
+    def _function_walk(self, *, record: bool) -> Walk:
+        walk = Walk(record=record, lenient=bool(self._version is not None or self._depends))
+        walk.visit(self.__wrapped__)
+        walk.visit(self._version)
+        for item in self._depends:
+            if isinstance(item, ModuleType):
+                walk.visit_whole(item)
+            else:
+                walk.visit(item)
+        return walk
+
+    def _current_digest(self, cache: SampleCache) -> Digest:
+        """Return the digest of the code. It is computed again if anything that the code reaches has changed."""
         digest = self._digest
         if digest is not None:
-            begin = time.thread_time_ns() if digest.mutable else 0
+            begin = time.thread_time_ns() if digest.has_data else 0
             holds = digest.holds()
-            if begin and (took := time.thread_time_ns() - begin) > SLOW_NS:
+            if holds and begin and (took := time.thread_time_ns() - begin) > SLOW_NS:
                 cache.warn_once(
                     (self._name, "mutable"),
-                    f"the cached function {self._name} refers to {', '.join(map(repr, digest.mutable))}, which could "
+                    f"the cached function {self._name} refers to {', '.join(map(repr, digest.slowest()))}, which could "
                     f"change and is compared at each call: {took / 1e6:,.1f} ms. Pass what it needs as an argument "
-                    "(decode(files[i]), not decode(i)), or make a list a tuple and an array read-only.",
+                    "(decode(files[i]), not decode(i)).",
                 )
             if holds:
                 return digest
         try:
-            self._digest = digest = FunctionDigest(self.__wrapped__)
+            self._digest = digest = Digest(self._function_walk(record=True))
         except DigestError as error:
+            *outer, name = error.names or [self._name]
+            through = f" (reached through {', '.join(map(repr, outer))})" if outer else ""
             raise TypeError(
-                f"{self._name} cannot be cached, since it is not known when its result changes: {error}. Pass it as an "
-                "argument that can be compared, or open it in the function."
+                f"{self._name} cannot be cached, since it is not known when its result changes: it refers to "
+                f"{name!r}{through}: {error}. Pass it as an argument that can be compared, or open it in the function. "
+                "Or say yourself when results change: @nbloader.cached(version=1), with another number after each "
+                "change, or @nbloader.cached(depends=[path]) with the files, functions and values that stand for it."
             ) from error
         return digest
+
+    def _still(self, cache: SampleCache, key: _Key, args: Any, kwargs: Any) -> bool:
+        """Whether the call would have the same key now. If not, its result may be that of neither key."""
+        try:
+            same = self._key(cache, args, kwargs).value == key.value
+        except TypeError:
+            same = False
+        self._changes = 0 if same else self._changes + 1
+        if self._changes == WATCHED:
+            cache.warn_once(
+                (self._name, "changes"),
+                f"results of the cached function {self._name} are not kept: its arguments, its files, or values that "
+                "it refers to change while it runs. Let it change only objects that it has created.",
+            )
+        return same
 
     def _check_draws(self, cache: SampleCache, states: list[Any]) -> None:
         """Warn if the state of one of this thread's random number generators has changed."""
@@ -141,13 +205,23 @@ class CachedFunction(Transparent, Generic[P, R]):
                 found = getattr(found, name, None)
             if found is self:
                 return self.__qualname__
-        return CachedFunction, (self.__wrapped__,)
+        return CachedFunction, (self.__wrapped__, self._version, self._depends)
 
     def __repr__(self) -> str:
         return f"<cached {self.__wrapped__!r}>"
 
 
-def cached(function: Callable[P, R]) -> CachedFunction[P, R]:
+@overload
+def cached(function: Callable[P, R], /) -> CachedFunction[P, R]: ...
+
+
+@overload
+def cached(
+    function: None = None, /, *, version: Any = None, depends: Sequence[Any] = ()
+) -> Callable[[Callable[P, R]], CachedFunction[P, R]]: ...
+
+
+def cached(function: Callable[..., Any] | None = None, /, *, version: Any = None, depends: Sequence[Any] = ()) -> Any:
     """Cache the results of a deterministic function in memory that all workers share, and on disk if configured.
 
     Use it for the part of a sample that is the same in each epoch, such as reading, decoding and resizing a file, and
@@ -166,12 +240,15 @@ def cached(function: Callable[P, R]) -> CachedFunction[P, R]:
     copy that the caller may modify. It works in worker processes, threads, and without workers;
     `nbloader.configure_cache` sets the limits, and `loader.stats()` and the dashboard show hits and misses.
 
-    **What counts as the same.** The code of the function, and of the functions and classes that it refers to by name in
-    your modules and in the notebook; the values of its globals, defaults and closure; the versions of installed
-    packages; and the contents of the arguments. A string or a `Path` that names a file stands for that file, with
-    its size and its modification and change times. A file that was changed in the last 50 ms is read, but not cached.
-    Not detected: files that are not arguments, functions that are looked up by a computed name, environment variables,
-    random numbers that the function draws, and its side effects.
+    **What counts as the same.** The code of the function, and of the functions and classes of your own that it reaches
+    by name: through globals, closures, defaults, members, and attributes of your own modules. The values and arrays
+    that it reaches in the same ways, and the contents of the arguments. The files whose paths are among these, by real
+    path, size, times and inode. The versions of the packages whose functions it reaches. Code is your own unless its
+    file belongs to Python or to an installed package. All this is compared again before a result is kept. A file that
+    was changed in the last 50 ms is read, but its result is not kept.
+
+    **What is outside.** See the table in "Cache decoded samples" in the documentation: among others files whose paths
+    are computed in the function, names that are computed, environment variables, and settings of installed packages.
 
     **What it keeps.** Arrays, tensors, images, and whatever can be pickled. When the memory is used up, a new entry
     replaces others only if they save clearly less time per byte. Exceptions are not cached.
@@ -180,14 +257,27 @@ def cached(function: Callable[P, R]) -> CachedFunction[P, R]:
         function: A function; coroutine functions, generator functions and methods are rejected. Its arguments must
             have contents that can be compared: numbers, strings, paths, arrays, containers, instances that can be
             pickled.
+        version: A value that is part of the key. Change it whenever something changes that is outside.
+        depends: Paths, functions, classes, modules and values that are part of the key as if the function reached them
+            by name; of a module of your own, all that is in it. If `version` or `depends` is given, what the function
+            reaches by name and has no pickle, such as an open database, is left out of the key instead of being an
+            error.
 
     Returns:
-        A callable with the same signature. `__wrapped__` is the function itself.
+        A callable with the same signature. `__wrapped__` is the function itself. Without a function: a decorator.
 
     Raises:
         TypeError: `function` is not such a function. Also raised by a call, if an argument or something that the code
-            refers to has no contents that can be compared, such as an open file.
+            reaches has no contents that can be compared, such as an open file.
     """
+    if isinstance(depends, (str, bytes)) or not isinstance(depends, Sequence):
+        raise TypeError(f"depends must be a list of paths, functions, modules and values, not {depends!r}")
+    if function is None:
+        return functools.partial(_cached, version=version, depends=depends)
+    return _cached(function, version, depends)
+
+
+def _cached(function: Callable[..., Any], version: Any, depends: Sequence[Any]) -> CachedFunction[..., Any]:
     if isinstance(function, CachedFunction):
         return function
     given: Any = function
@@ -199,4 +289,4 @@ def cached(function: Callable[P, R]) -> CachedFunction[P, R]:
             f"{function.__qualname__} is a coroutine or generator function, whose result can be used only once: cache "
             "the function that computes its values"
         )
-    return CachedFunction(function)
+    return CachedFunction(function, version, depends)

@@ -1,587 +1,720 @@
-"""Digests of content: equal values have equal digests, in all processes and after a restart.
+"""Digests of what a cached function and its arguments reach: equal in all processes and after a restart.
 
-A pickle is not suitable: it depends on which objects are identical, on the order of sets, and on what was interned.
-Instead, a digest is computed from the parts of an object: the items of a container, or what `pickle` would call to
-rebuild an instance.
+    function, class   -> the user's: its code, and what the code names (globals, closure, defaults, members)
+                         a library's: its name, and the version of its package
+    module            -> the user's: those of its attributes whose names occur in the code that was reached
+                         a library's: its name, and the version of its package
+    string, path      -> its text, and the version of the file that it names
+    array, tensor     -> its elements, with dtype and shape
+    list, dict, set   -> its items
+    anything else     -> the parts that `pickle` would save
 
-    function -> its code, defaults, closure, and the globals that the code names
-                  the user's function or class: recursively the same   an installed package's: its name and version
-                  the user's module: its attributes whose names occur in the code
-                  anything else: its value
+`docs/how-to/cache-samples.md` has this contract for users, with a table of what is outside. A pickle as a whole is not
+suitable as a digest: it leaves out code and depends on which strings are interned and on the order of sets.
 
-`FunctionDigest` is the digest of a function. It remembers what it has seen, so that a later check costs a few identity
-comparisons; only objects that can change in place are digested again.
+`Walk` visits everything once and numbers what it sees, so that cycles end and shared objects count as shared. It also
+records each step, so that `Digest.holds` can tell later whether a new walk would find the same: that takes one read and
+a few identity comparisons for each object. Only memory that can be changed in place is hashed again.
 """
 
 from __future__ import annotations
 
-import contextlib
-import dis
+import copyreg
 import functools
 import hashlib
 import importlib
+import importlib.machinery
 import importlib.util
+import itertools
 import operator
-import os
-import stat
 import struct
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from enum import Enum
-from pathlib import Path, PurePath
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import PurePath
 from types import (
-    BuiltinFunctionType,
     CellType,
     CodeType,
     FunctionType,
     GetSetDescriptorType,
+    MappingProxyType,
     MemberDescriptorType,
-    MethodDescriptorType,
     MethodType,
-    MethodWrapperType,
     ModuleType,
-    WrapperDescriptorType,
 )
 from typing import Any, NamedTuple
+from weakref import ReferenceType, WeakKeyDictionary, WeakSet, WeakValueDictionary
 
 import numpy as np
 
-from nbloader._util.code_places import is_installed
 from nbloader._util.signals import raised_by_handler
-from nbloader.batch.pickling import SPAWNED_MAIN
+from nbloader.cache import owner
+from nbloader.cache.code_names import all_names, global_names, imported_modules
+from nbloader.cache.file_version import FileVersion
 from nbloader.shm.shared_objects import SharedMapping, SharedSequence
 
 SIZE = 16
 """Bytes of a digest."""
-SETTLED = 0.05
-"""Seconds after which a later change of a file is certain to change its modification time: the kernel's clock for it
-advances in steps of up to 10 ms."""
-SETTLED_COARSE = 2.5
-"""The same for a file system that stores times in whole seconds."""
-MAX_PATH = 4096
-"""Maximum length of a path, characters. Longer strings are not treated as paths."""
 
-_MAIN = frozenset({"__main__", SPAWNED_MAIN})
-_GLOBAL = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"})
-"""Instructions that access globals. LOAD_NAME occurs in class bodies; cloudpickle looks for the others."""
-_CONSTANT = frozenset({"LOAD_CONST", "LOAD_SMALL_INT"})
-_NATIVE = (
-    BuiltinFunctionType, MethodDescriptorType, MethodWrapperType, WrapperDescriptorType, GetSetDescriptorType,
-    MemberDescriptorType,
-)  # fmt: skip
-_LOCKS = frozenset({"_thread.lock", "_thread.RLock"})
-_IMMUTABLE = (
-    type(None), bool, int, float, complex, str, bytes, range, slice, PurePath, np.generic, np.dtype, FunctionType, type,
-    ModuleType, CodeType, Enum, SharedSequence, SharedMapping, *_NATIVE, type(Ellipsis), type(NotImplemented),
-)  # fmt: skip
-
-
-class DigestError(TypeError):
-    """An object has no content to digest, such as an open file, a connection or a generator."""
-
-
-class Transparent:
-    """A callable that returns what the wrapped function would return."""
-
-    __wrapped__: Callable[..., Any]
-
-
-# ---- files ----------------------------------------------------------------------------------------------------------
-
-
-class FileVersion(NamedTuple):
-    """The version of a file at one moment."""
-
-    path: str
-    """The absolute path."""
-    size: int
-    modified: int
-    """Time of the last change of its content, ns."""
-    changed: int
-    """Time of the last change of its content or attributes, ns. Programs cannot set it, unlike `modified`."""
-
-    @classmethod
-    def now(cls, path: str) -> FileVersion | None:
-        """Return the version of the file at a path; None if there is no file or it is a folder."""
-        try:
-            status = os.stat(path)  # noqa: PTH116 - a third of the time of pathlib's
-        except (OSError, ValueError):
-            return None
-        if stat.S_ISDIR(status.st_mode):
-            return None
-        return cls(os.path.abspath(path), status.st_size, status.st_mtime_ns, status.st_ctime_ns)  # noqa: PTH100 - as above
-
-    def settled(self) -> bool:
-        """Whether a change made now would be detected: a change in the same tick of the file clock could be missed."""
-        coarse = self.modified % 1_000_000_000 == 0
-        return time.time_ns() - max(self.modified, self.changed) > 1e9 * (SETTLED_COARSE if coarse else SETTLED)
-
-
-# ---- digests of values ----------------------------------------------------------------------------------------------
-
-
-class Digester:
-    """Computes digests.
-
-    Args:
-        files: Whether a string or path that names a file stands for that file; otherwise it is a plain string.
-        seen: Records what the digest of a function depends on; None to record nothing.
-    """
-
-    def __init__(self, *, files: bool = False, seen: Dependencies | None = None) -> None:
-        self._looks_for_files = files
-        self.files: list[FileVersion] = []
-        """Files that were found."""
-        self.folders: list[str] = []
-        """Strings and paths that name a folder."""
-        self._seen = seen
-        self._path: dict[int, int] = {}  # objects being digested: id -> depth
-        self._done: dict[int, tuple[Any, bytes]] = {}
-
-    def digest(self, obj: Any) -> bytes:
-        """Return the digest of a value.
-
-        Raises:
-            DigestError: The value has no digest.
-        """
-        simple = _SIMPLE.get(type(obj))
-        if simple is not None:
-            return self._text(obj) if type(obj) is str else _hash(simple(obj))
-        key = id(obj)
-        if key in self._path:
-            return _hash(b"cycle %d" % self._path[key])
-        if key in self._done:
-            return self._done[key][1]
-        self._path[key] = len(self._path)
-        try:
-            found = self._compound(obj)
-        except RecursionError:
-            raise DigestError(f"{type(obj).__name__} is nested too deeply") from None
-        finally:
-            del self._path[key]
-        self._done[key] = obj, found
-        return found
-
-    def _compound(self, obj: Any) -> bytes:  # noqa: PLR0911, PLR0912, C901 - one line for each type
-        kind = type(obj)
-        if kind in (list, tuple):
-            return self._join(kind.__name__, obj)
-        if kind is dict:
-            return self._join("dict", [part for item in obj.items() for part in item])
-        if kind in (bytes, bytearray):
-            return _hash(kind.__name__.encode(), obj)
-        if kind in (set, frozenset):
-            return _hash(kind.__name__.encode(), *sorted(map(self.digest, obj)))
-        if kind is np.ndarray and not obj.dtype.hasobject:
-            return _hash(b"array", repr((obj.dtype.descr, obj.shape)).encode(), _memory(obj))
-        if isinstance(obj, np.generic) and not obj.dtype.hasobject:
-            return _hash(b"scalar", repr(obj.dtype.descr).encode(), obj.tobytes())
-        if isinstance(obj, PurePath):
-            return _hash(kind.__name__.encode(), self._text(str(obj)))
-        if isinstance(obj, FunctionType):
-            return self._function(obj)
-        if isinstance(obj, Transparent):
-            return self.digest(obj.__wrapped__)
-        if isinstance(obj, type):
-            return self._class(obj)
-        if isinstance(obj, ModuleType):
-            return _hash(b"module", obj.__name__.encode(), _version(obj.__name__))
-        if isinstance(obj, CodeType):
-            return self._code(obj)
-        if isinstance(obj, MethodType):
-            return self._join("method", (obj.__func__, obj.__self__))
-        if isinstance(obj, (staticmethod, classmethod)):
-            return self._join(kind.__name__, (obj.__func__,))
-        if isinstance(obj, property):
-            return self._join("property", (obj.fget, obj.fset, obj.fdel))
-        if isinstance(obj, _NATIVE):
-            return self._native(obj)
-        if isinstance(obj, memoryview):
-            return _hash(b"memoryview", repr((obj.format, obj.shape)).encode(), obj.tobytes())
-        if f"{kind.__module__}.{kind.__qualname__}" in _LOCKS:
-            return _hash(b"lock")
-        torch = sys.modules.get("torch")
-        if torch is not None and kind is torch.Tensor and obj.layout is torch.strided and obj.is_cpu:
-            flat = obj.detach().contiguous().view(-1)
-            data = flat.view(torch.uint8).numpy() if flat.numel() else b""
-            return _hash(b"tensor", repr((obj.dtype, tuple(obj.shape), obj.requires_grad)).encode(), data)
-        return self._instance(obj)
-
-    def _text(self, text: str) -> bytes:
-        data = text.encode("utf-8", "surrogatepass")
-        if self._looks_for_files and 0 < len(text) <= MAX_PATH:
-            version = FileVersion.now(text)
-            if version is not None:
-                self.files.append(version)
-                return _hash(b"file", data, repr(version).encode("utf-8", "surrogatepass"))
-            if os.path.isdir(text):  # noqa: PTH112 - as above
-                self.folders.append(text)
-        return _hash(b"str", data)
-
-    def _join(self, what: str, parts: Iterable[Any]) -> bytes:
-        return _hash(what.encode(), *map(self.digest, parts))
-
-    def _native(self, obj: Any) -> bytes:
-        owner = getattr(obj, "__self__", None)
-        module = getattr(obj, "__module__", None) or getattr(getattr(obj, "__objclass__", None), "__module__", "")
-        parts = b"native", str(module).encode(), obj.__qualname__.encode(), _version(str(module))
-        if owner is None or isinstance(owner, (ModuleType, type)):
-            return _hash(*parts)
-        return _hash(*parts, self.digest(owner))
-
-    def _instance(self, obj: Any) -> bytes:
-        kind = type(obj)
-        try:
-            reduced = obj.__reduce_ex__(4)
-        except Exception as error:
-            if raised_by_handler(error):
-                raise
-            raise DigestError(f"{kind.__name__} has no content that could be compared ({error})") from error
-        if isinstance(reduced, str):  # it is a global
-            wrapped = getattr(obj, "__wrapped__", None)
-            if wrapped is not None:
-                return self._join("wrapper", (kind, wrapped))
-            return _hash(b"global", str(getattr(obj, "__module__", "")).encode(), reduced.encode())
-        parts: list[Any] = [*reduced, *[None] * (5 - len(reduced))]
-        parts[3:5] = [None if part is None else list(part) for part in parts[3:5]]
-        return self._join("instance", parts[:5])
-
-    # ---- code -------------------------------------------------------------------------------------------------------
-
-    def _function(self, function: FunctionType) -> bytes:
-        if not _is_users(function.__module__):
-            name = f"{function.__module__} {function.__qualname__}".encode()
-            return _hash(b"function", name, _version(function.__module__))
-        if self._seen is not None:
-            self._seen.see_function(function)
-        code = function.__code__
-        parts = [self.digest(code)]
-        parts += [self.digest_dependency(value) for value in function.__defaults__ or ()]
-        for keyword, value in sorted((function.__kwdefaults__ or {}).items()):
-            parts += [keyword.encode(), self.digest_dependency(value)]
-        for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-            parts += [variable.encode(), self._cell(variable, cell)]
-        for used in global_names(code):
-            value = self._look_up(function.__globals__, used)
-            if value is not _MISSING:
-                parts += [used.encode(), self._dependency(used, value, code)]
-        for module in _imported(code, function.__globals__.get("__package__") or ""):
-            parts.append(self._attributes(module, _all_names(code)) if module is not None else b"missing")
-        for attribute, value in sorted(vars(function).items()):
-            if not attribute.startswith("__"):
-                parts += [attribute.encode(), self.digest_dependency(value)]
-        return _hash(b"own function", *parts)
-
-    def _cell(self, name: str, cell: CellType) -> bytes:
-        try:
-            value = cell.cell_contents
-        except ValueError:
-            return b"empty"
-        if self._seen is not None:
-            self._seen.cells.append((cell, value))
-        return self.digest_dependency(value, name)
-
-    def _dependency(self, name: str, value: Any, code: CodeType) -> bytes:
-        if isinstance(value, ModuleType) and _is_users(value.__name__):
-            return self._attributes(value, _all_names(code))
-        return self.digest_dependency(value, name)
-
-    def _attributes(self, module: ModuleType, names: frozenset[str]) -> bytes:
-        """Digest what code can refer to in a module of the user: the attributes whose names occur in the code."""
-        if id(module) in self._path:
-            return b"cycle"
-        self._path[id(module)] = len(self._path)
-        try:
-            parts = []
-            for name in sorted(names & vars(module).keys()):
-                value = self._look_up(vars(module), name)
-                if isinstance(value, ModuleType) and _is_users(value.__name__):
-                    parts += [name.encode(), self._attributes(value, names)]
-                else:
-                    parts += [name.encode(), self.digest_dependency(value, name)]
-        finally:
-            del self._path[id(module)]
-        return _hash(b"own module", *parts)
-
-    def _look_up(self, namespace: Mapping[str, Any], name: str) -> Any:
-        value = namespace.get(name, _MISSING)
-        if self._seen is not None:
-            self._seen.names.append((namespace, name, value))
-        return value
-
-    def digest_dependency(self, value: Any, name: str = "a default") -> bytes:
-        """Return the digest of a value that code refers to, and record the value if it can change in place."""
-        if self._seen is None or is_immutable(value):
-            if self._seen is not None and isinstance(value, (str, PurePath)):
-                self._seen.see_path(str(value))
-            return self.digest(value)
-        try:
-            found = Digester().digest(value)
-        except DigestError as error:
-            raise DigestError(f"it refers to {name!r}: {error}") from error
-        self._seen.mutable.append((name, value, found))
-        return found
-
-    def _class(self, cls: type) -> bytes:
-        if not _is_users(cls.__module__):
-            return _hash(b"class", f"{cls.__module__} {cls.__qualname__}".encode(), _version(cls.__module__))
-        members = dict(vars(cls))
-        if self._seen is not None:
-            self._seen.classes.append((cls, members))
-        parts = [cls.__qualname__.encode(), *map(self.digest, cls.__bases__)]
-        for name, value in sorted(members.items()):
-            if name not in _NOT_CONTENT and getattr(value, "__objclass__", None) is not cls:
-                parts += [name.encode(), self.digest_dependency(value, name)]
-        return _hash(b"own class", *parts)
-
-    def _code(self, code: CodeType) -> bytes:
-        shape = (
-            code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags, code.co_names,
-            code.co_varnames, code.co_freevars, code.co_cellvars, sys.version_info[:2],
-        )  # fmt: skip
-        exceptions = getattr(code, "co_exceptiontable", b"")
-        return _hash(b"code", code.co_code, exceptions, repr(shape).encode(), *map(self.digest, code.co_consts))
-
-
-_MISSING = object()
 _NOT_CONTENT = frozenset({
     "__module__", "__doc__", "__dict__", "__weakref__", "__qualname__", "__firstlineno__", "__static_attributes__",
     "__annotations__", "__annotate__", "__annotate_func__", "__annotations_cache__", "__abstractmethods__", "_abc_impl",
+    "__slotnames__",
 })  # fmt: skip
-_SIMPLE: dict[type, Callable[[Any], bytes]] = {
-    type(None): lambda _obj: b"None",
-    bool: lambda obj: b"bool %d" % obj,
-    int: lambda obj: b"int %d" % obj,
-    float: lambda obj: b"float" + struct.pack("<d", obj),
-    complex: lambda obj: b"complex" + struct.pack("<dd", obj.real, obj.imag),
-    str: lambda obj: obj.encode("utf-8", "surrogatepass"),
-    range: lambda obj: repr(obj).encode(),
-    slice: lambda obj: repr(obj).encode(),
-    type(Ellipsis): lambda _obj: b"Ellipsis",
-    type(NotImplemented): lambda _obj: b"NotImplemented",
-}
+"""Members of a class that do not change what it does, or that Python adds on first use."""
+_DESCRIPTORS = (GetSetDescriptorType, MemberDescriptorType)
+_USER_DTYPES = 256
+"""From this number on, types of array elements are defined by other packages than NumPy."""
+_IMMUTABLE_TYPE = 1 << 8
+"""Flag of types that are written in C and cannot be changed: Py_TPFLAGS_IMMUTABLETYPE."""
+_MODULE_NAMES = frozenset(vars(ModuleType("empty"))) | {"__builtins__", "__cached__", "__file__", "__path__"}
+"""Attributes that Python gives to modules."""
+_FIXED = (SharedSequence, SharedMapping)
+"""Types of objects whose parts do not change."""
+_OPAQUE = frozenset({
+    "_thread.lock", "_thread.RLock", *(f"{kind.__module__}.{kind.__qualname__}" for kind in (
+        ReferenceType, WeakKeyDictionary, WeakSet, WeakValueDictionary)),
+})  # fmt: skip
+"""Types without content: locks, and what is only referenced weakly."""
 
 
-def _memory(array: Any) -> Any:
-    """Return the bytes of an array of any dtype except object. Arrays of dates do not support the buffer protocol."""
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8) if array.nbytes else b""
+class DigestError(TypeError):
+    """An object has neither contents to digest nor a pickle, such as an open file, a connection or a generator."""
+
+    def __init__(self, reason: str, names: tuple[str, ...] = ()) -> None:
+        super().__init__(reason)
+        self.names = names
+        """The names by which it was reached, innermost last."""
 
 
-def _hash(*parts: Any) -> bytes:
-    """Digest several parts. Each is preceded by its length, so that different sequences of parts are not confused."""
-    sha = hashlib.sha256(usedforsecurity=False)
-    for part in parts:
-        size = part.nbytes if isinstance(part, (memoryview, np.ndarray)) else len(part)
-        sha.update(size.to_bytes(8, "little"))
-        if size:
-            sha.update(part)
-    return sha.digest()[:SIZE]
-
-
-def is_immutable(value: Any) -> bool:
-    """Whether the content of an object cannot change while it is the same object.
-
-    What functions and classes refer to can change; `FunctionDigest` checks that separately.
-    """
-    if isinstance(value, (tuple, frozenset)):
-        return all(map(is_immutable, value))
-    if type(value) is np.ndarray:
-        while isinstance(value, np.ndarray):
-            if value.flags.writeable:
-                return False
-            value = value.base
-        return value is None or isinstance(value, bytes)
-    if isinstance(value, (staticmethod, classmethod)):
-        return is_immutable(value.__func__)
-    if isinstance(value, (property, Transparent)):
-        return True
-    return isinstance(value, _IMMUTABLE) or f"{type(value).__module__}.{type(value).__qualname__}" in _LOCKS
-
-
-# ---- functions ------------------------------------------------------------------------------------------------------
-
-
-class Dependencies:
-    """What the digest of a function depends on."""
-
-    def __init__(self) -> None:
-        self.names: list[tuple[Mapping[str, Any], str, Any]] = []
-        """Namespaces, names in them, and the values of these names."""
-        self.cells: list[tuple[CellType, Any]] = []
-        self.classes: list[tuple[type, dict[str, Any]]] = []
-        self.mutable: list[tuple[str, Any, bytes]] = []
-        """Names, objects that can change in place, and their digests."""
-        self._functions: list[tuple[FunctionType, list[Any]]] = []
-        self._files: list[tuple[str, FileVersion]] = []
-
-    def see_function(self, function: FunctionType) -> None:
-        """Record a function."""
-        self._functions.append((function, _parts_of(function)))
-
-    def see_path(self, text: str) -> None:
-        """Record the version of the file at this path, if there is one."""
-        version = FileVersion.now(text) if 0 < len(text) <= MAX_PATH else None
-        if version is not None:
-            self._files.append((text, version))
-
-    def unchanged(self) -> bool:
-        """Whether all dependencies are unchanged, except for the objects that can change in place."""
-        return (
-            all(namespace.get(name, _MISSING) is value for namespace, name, value in self.names)
-            and all(_identical(_parts_of(function), parts) for function, parts in self._functions)
-            and all(_content(cell) is value for cell, value in self.cells)
-            and all(_same_members(vars(cls), members) for cls, members in self.classes)
-            and all(FileVersion.now(text) == version for text, version in self._files)
-        )
+class Composite:
+    """An object that stands for others: in digests, it is what `digest_parts` returns."""
 
     @property
-    def file_versions(self) -> list[FileVersion]:
-        """Versions of the files that the code names."""
-        return [version for _text, version in self._files]
+    def digest_parts(self) -> tuple[Any, ...]:
+        """The objects."""
+        raise NotImplementedError
 
 
-class FunctionDigest:
-    """The digest of a function, which can check whether it still holds.
+class _End:
+    """Separates groups of parts, and stands for the value of a name that has none."""
 
-    Args:
-        function: The function.
+
+_END = _End()
+
+
+# ---- encoding -------------------------------------------------------------------------------------------------------
+
+
+def _token(tag: bytes, data: bytes = b"") -> bytes:
+    """Encode data so that different sequences of tokens are different bytes."""
+    return b"%b %d:%b" % (tag, len(data), data)
+
+
+def _hash(data: Any) -> bytes:
+    return hashlib.sha256(data, usedforsecurity=False).digest()[:SIZE]
+
+
+def _text(text: str) -> bytes:
+    return _token(b"str", text.encode("utf-8", "surrogatepass"))
+
+
+def _dtype(dtype: np.dtype[Any]) -> str:
+    plain = dtype.names is None and dtype.num < _USER_DTYPES  # `str` of others does not say all
+    return dtype.str if plain else repr(dtype)
+
+
+_ATOMS: dict[type, Callable[[Any], bytes]] = {
+    type(None): lambda _obj: _token(b"None"),
+    bool: lambda obj: _token(b"bool", b"%d" % obj),
+    int: lambda obj: _token(b"int", b"%d" % obj),
+    float: lambda obj: _token(b"float", struct.pack("<d", obj)),
+    complex: lambda obj: _token(b"complex", struct.pack("<dd", obj.real, obj.imag)),
+    bytes: lambda obj: _token(b"bytes", obj),
+    range: lambda obj: _token(b"range", repr(obj).encode()),
+    type(Ellipsis): lambda _obj: _token(b"Ellipsis"),
+    type(NotImplemented): lambda _obj: _token(b"NotImplemented"),
+    _End: lambda _obj: _token(b"end"),
+}
+"""Types whose objects cannot change."""
+
+
+def _constant(value: Any) -> bytes:
+    """Encode a constant of code. It names no file, and which constants are one object depends on the compiler."""
+    if isinstance(value, CodeType):
+        return _code_bytes(value)
+    if isinstance(value, (tuple, frozenset)):
+        parts = list(map(_constant, value))
+        return _token(type(value).__name__.encode(), b"".join(parts if isinstance(value, tuple) else sorted(parts)))
+    if isinstance(value, slice):
+        return _token(b"slice", _constant((value.start, value.stop, value.step)))
+    return _text(value) if isinstance(value, str) else _ATOMS[type(value)](value)
+
+
+def _code_bytes(code: CodeType) -> bytes:
+    shape = (
+        code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags, code.co_names,
+        code.co_varnames, code.co_freevars, code.co_cellvars, sys.version,
+    )  # fmt: skip
+    exceptions: bytes = getattr(code, "co_exceptiontable", b"")
+    return _token(b"code", _constant((code.co_code, exceptions, repr(shape), code.co_consts)))
+
+
+# ---- what objects consist of ----------------------------------------------------------------------------------------
+
+
+def _items(mapping: Mapping[Any, Any]) -> list[Any]:
+    return list(itertools.chain.from_iterable(mapping.items()))  # at once: another thread may change it
+
+
+def _cell(cell: CellType) -> tuple[Any]:
+    try:
+        return (cell.cell_contents,)
+    except ValueError:
+        return (_END,)
+
+
+def _function_parts(function: FunctionType) -> tuple[Any, ...]:
+    return (
+        function.__code__, function.__defaults__, function.__kwdefaults__ or None, function.__closure__,
+        function.__dict__ or None,
+    )  # fmt: skip
+
+
+def _class_parts(cls: type) -> list[Any]:
+    return [type(cls), *cls.__bases__, _END, *_items(vars(cls))]
+
+
+def _values(names: Sequence[str], namespace: Mapping[str, Any]) -> list[Any]:
+    return list(map(namespace.get, names, itertools.repeat(_END)))
+
+
+def _spec(package: str) -> tuple[Any]:
+    """Return what is another object after the package was reloaded."""
+    return (getattr(sys.modules.get(package), "__spec__", None),)
+
+
+_CODE: tuple[Callable[[Any], tuple[Any, ...]], ...] = _function_parts, _cell, _spec
+"""Functions that return the same number of parts for each object, so that many objects can be compared at once."""
+
+
+def _checked_name(obj: Any, name: str) -> str:
+    if type(obj).__module__ == "typing" or hasattr(obj, "__wrapped__") or owner.named_in(obj, name):
+        return name
+    raise TypeError(f"no module has it under the name {name!r}")
+
+
+def _reduced(obj: Any) -> list[Any]:
+    """Return what `pickle` would save of an object.
 
     Raises:
-        DigestError: The function refers to something that has no digest.
+        DigestError: The object cannot be pickled.
     """
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._seen = Dependencies()
-        digester = Digester(seen=self._seen)
-        plain = isinstance(function, FunctionType)
-        code = digester.digest(function) if plain else digester.digest_dependency(function, "self")
-        self.value = _hash(code, repr(self._seen.file_versions).encode("utf-8", "surrogatepass"))
-        """The digest."""
-
-    def holds(self) -> bool:
-        """Whether nothing has changed since the digest was computed."""
-        return self._seen.unchanged() and all(
-            Digester().digest(value) == digest for _name, value, digest in self._seen.mutable
-        )
-
-    def settled(self) -> bool:
-        """Whether a change made now to a file that the code names would be detected."""
-        return all(version.settled() for version in self._seen.file_versions)
-
-    @property
-    def mutable(self) -> list[str]:
-        """Names of the objects that `holds` digests again each time."""
-        return [name for name, _value, _digest in self._seen.mutable]
+    reduce = copyreg.dispatch_table.get(type(obj))
+    try:
+        found = obj.__reduce_ex__(4) if reduce is None else reduce(obj)
+        if isinstance(found, str):  # it is a global
+            return [_checked_name(obj, found)]
+        function, arguments, state, items, pairs, setter = (*found, None, None, None, None)[:6]
+        parts = [function, *arguments, _END]
+        for part in state if type(state) is tuple and len(state) == 2 else (state,):  # noqa: PLR2004 - dict, slots
+            parts += [*_items(part), _END] if type(part) is dict else [part, _END]
+        return [*parts, *(items or ()), _END, *itertools.chain.from_iterable(pairs or ()), setter]
+    except Exception as error:  # the user's code, which may raise anything
+        if raised_by_handler(error):
+            raise
+        raise DigestError(f"{type(obj).__name__} cannot be pickled ({error})") from error
 
 
-def _parts_of(function: FunctionType) -> list[Any]:
-    keywords = function.__kwdefaults__ or {}
-    return [function.__code__, function.__defaults__, *keywords.values(), *vars(function).values()]
+def _all_parts(read: Callable[[Any], Sequence[Any]], objects: Sequence[Any]) -> list[Any]:
+    return list(itertools.chain.from_iterable(map(read, objects)))
 
 
-def _identical(some: list[Any], others: list[Any]) -> bool:
+def _same(some: Sequence[Any], others: Sequence[Any]) -> bool:
     return len(some) == len(others) and all(map(operator.is_, some, others))
 
 
-def _content(cell: CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return _MISSING
+# ---- memory ---------------------------------------------------------------------------------------------------------
 
 
-def _same_members(members: Mapping[str, Any], before: dict[str, Any]) -> bool:
-    return len(members) == len(before) and all(members.get(name, _MISSING) is value for name, value in before.items())
+def _array_bytes(array: Any) -> bytes:
+    """Hash the elements of an array of any dtype except object. Arrays of dates do not support the buffer protocol."""
+    return _hash(np.ascontiguousarray(array).reshape(-1).view(np.uint8)) if array.nbytes else b""
 
 
-@functools.lru_cache(maxsize=4096)
-def global_names(code: CodeType) -> tuple[str, ...]:
-    """Return the names of the globals that code uses, including the code of nested functions."""
-    return tuple(sorted(set(_globals(code))))
+def _tensor_bytes(tensor: Any) -> bytes:
+    torch = sys.modules["torch"]
+    dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    flat = dense.as_strided((dense.numel(),), (1,))  # a single element counts as contiguous with any stride
+    return _hash(flat.view(torch.uint8).numpy()) if flat.numel() else b""
 
 
-def _globals(code: CodeType) -> Iterator[str]:
-    for instruction in dis.get_instructions(code):
-        if instruction.opname in _GLOBAL:
-            yield instruction.argval
-    for nested in _nested(code):
-        yield from _globals(nested)
+def _buffer_bytes(buffer: Any) -> bytes:
+    return _hash(bytes(buffer))
 
 
-def _nested(code: CodeType) -> Iterator[CodeType]:
-    return (constant for constant in code.co_consts if isinstance(constant, CodeType))
+def _is_fixed(array: Any) -> bool:
+    """Whether an array is a view of `bytes`. A read-only array may have another view that can be written."""
+    while isinstance(array, np.ndarray):
+        array = array.base
+    return isinstance(array, bytes)
 
 
-@functools.lru_cache(maxsize=4096)
-def _all_names(code: CodeType) -> frozenset[str]:
-    return frozenset(code.co_names).union(*map(_all_names, _nested(code)))
+def _is_dense_tensor(obj: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return (
+        torch is not None
+        and type(obj) is torch.Tensor
+        and obj.layout is torch.strided
+        and obj.is_cpu
+        and not (obj.is_quantized or obj.is_nested or obj.__dict__)
+    )
 
 
-def _imported(code: CodeType, package: str) -> Iterator[ModuleType | None]:
-    """Import the user's modules that code imports, and yield them; None for a module that is missing."""
-    for name in sorted(set(_import_statements(code, package))):
-        if not _is_users(name):
-            continue
+# ---- the walk -------------------------------------------------------------------------------------------------------
+
+
+class _Step(NamedTuple):
+    """One step of a walk that can be repeated."""
+
+    read: Callable[[Any], Any]
+    obj: Any
+    found: Any
+    """What `read(obj)` returned: a list or tuple whose items are compared by identity, or something with a value."""
+    names: tuple[str, ...]
+    """The name by which the object was reached; empty if it was reached otherwise."""
+
+    def holds(self) -> bool:
+        """Whether the step would find the same now."""
+        now = self.read(self.obj)
+        return _same(now, self.found) if type(now) in (list, tuple) else bool(now == self.found)
+
+
+class _Record:
+    """The steps of a walk."""
+
+    def __init__(self) -> None:
+        self.data: list[_Step] = []
+        self.code: list[_Step] = []
+        """Steps whose `read` is in `_CODE`."""
+        self.lookups: dict[int, tuple[Mapping[str, Any], dict[str, Any]]] = {}
+        """Id of a namespace -> the namespace, and the values of its names that were looked up."""
+        self.volatile: list[tuple[Any, tuple[str, ...]]] = []
+        """Objects whose pickle consists of new objects each time, and by which name they were reached."""
+
+
+class Walk:
+    """Computes the digest of objects and of everything that they reach.
+
+    Args:
+        names: Names that occur in code which may use the modules that are reached, in addition to the names in the code
+            that is reached itself.
+        record: Whether to record the steps, for `Digest.holds`.
+        lenient: Whether to leave out objects that have neither contents nor a pickle, instead of raising an error.
+        follow: Whether to follow the user's code. Otherwise its objects count by their identity.
+    """
+
+    def __init__(
+        self,
+        names: frozenset[str] = frozenset(),
+        *,
+        record: bool = False,
+        lenient: bool = False,
+        follow: bool = True,
+    ) -> None:
+        self.names = names
+        self.modules: dict[ModuleType, frozenset[str]] = {}
+        """The user's modules, and the names that were looked up in them."""
+        self.files: list[FileVersion] = []
+        self.folders: list[str] = []
+        """Strings and paths that name a folder."""
+        self.lenient = lenient
+        self.record = _Record() if record else None
+        self._follow = follow
+        self._out: list[bytes] = []
+        self._numbers: dict[int, int] = {}
+        self.kept: list[Any] = []
+        """Objects that have a number, so that no other object gets the same id."""
+        self._code: deque[tuple[FunctionType | type, tuple[str, ...]]] = deque()
+        """Functions and classes that were reached, and by which names. They are followed later, so that a long chain of
+        them is no deep recursion."""
+        self._names: tuple[str, ...] = ()
+        """The names by which the current object is reached, innermost last."""
+        self._whole: set[ModuleType] = set()
+        self._packages: set[str] = set()
+
+    def digest(self) -> bytes:
+        """Return the digest of all that was visited and of what it reaches.
+
+        Raises:
+            DigestError: Something has no digest.
+        """
+        self._follow_code()
+        while self.modules and self._follow_modules():
+            self._follow_code()
+        return _hash(b"".join(self._out))
+
+    def visit(self, obj: Any) -> None:
+        """Add an object.
+
+        Raises:
+            DigestError: It has no digest.
+        """
+        kind = type(obj)
+        atom = _ATOMS.get(kind)
+        if atom is not None:
+            self._out.append(atom(obj))
+        elif kind is str:
+            self._out.append(_text(obj))
+            self._file(obj)
+        elif kind is tuple:
+            self._emit(b"tuple", b"%d" % len(obj))
+            for item in obj:
+                self.visit(item)
+        elif (number := self._numbers.get(id(obj))) is not None:
+            self._emit(b"again", b"%d" % number)
+        else:
+            self._numbers[id(obj)] = len(self._numbers)
+            self.kept.append(obj)
+            try:
+                self._compound(obj, kind)
+            except RecursionError:
+                raise DigestError(f"{kind.__name__} is nested too deeply", self._names) from None
+
+    def visit_whole(self, module: ModuleType) -> None:
+        """Add a module with all its attributes, if it is the user's."""
+        self.visit(module)
+        self._whole.add(module)
+
+    def _compound(self, obj: Any, kind: type) -> None:  # noqa: PLR0912, C901 - one branch for each type
+        if kind is list:
+            self._parts(b"list", tuple, obj)
+        elif kind in (dict, MappingProxyType):
+            self._parts(b"dict", _items, obj)
+        elif kind in (set, frozenset):
+            self._emit(kind.__name__.encode(), b"".join(sorted(map(self._apart, self._step(tuple, obj)))))
+        elif kind is np.ndarray and not obj.dtype.hasobject:
+            self._memory(f"array {_dtype(obj.dtype)} {obj.shape}", _array_bytes, obj, fixed=_is_fixed(obj))
+        elif _is_dense_tensor(obj):
+            self._memory(f"tensor {obj.dtype} {tuple(obj.shape)} {obj.requires_grad}", _tensor_bytes, obj)
+        elif kind in (bytearray, memoryview):
+            self._memory(kind.__name__, _buffer_bytes, obj)
+        elif isinstance(obj, np.dtype):
+            self._emit(b"dtype", _dtype(obj).encode())
+        elif isinstance(obj, np.generic) and not obj.dtype.hasobject:
+            self._emit(b"scalar", _dtype(obj.dtype).encode() + b" " + obj.tobytes())
+            if isinstance(obj, str):
+                self._file(str(obj))
+        elif isinstance(obj, PurePath):
+            self._emit(b"path", kind.__name__.encode())
+            self.visit(str(obj))
+        elif isinstance(obj, Composite):
+            self._parts(b"composite", operator.attrgetter("digest_parts"), obj)
+        elif kind is FunctionType or isinstance(obj, type):
+            if not self._of_library(obj):
+                self._users(obj)
+        elif kind is MethodType:
+            self._emit(b"method")
+            self.visit((obj.__func__, obj.__self__))
+        elif isinstance(obj, ModuleType):
+            self._module(obj)
+        elif kind is CodeType:
+            self._emit(b"bytecode", _code_bytes(obj))
+        elif kind is CellType:
+            self._parts(b"cell", _cell, obj)
+        elif isinstance(obj, (staticmethod, classmethod)):
+            self._emit(kind.__name__.encode())
+            self.visit(obj.__func__)
+        elif isinstance(obj, property):
+            self._emit(b"property")
+            self.visit((obj.fget, obj.fset, obj.fdel))
+        elif f"{kind.__module__}.{kind.__qualname__}" in _OPAQUE:
+            self._emit(b"opaque", kind.__name__.encode())
+        else:
+            self._instance(obj)
+
+    # ---- parts of the walk ------------------------------------------------------------------------------------------
+
+    def _emit(self, tag: bytes, data: bytes = b"") -> None:
+        self._out.append(_token(tag, data))
+
+    def _step(self, read: Callable[[Any], Any], obj: Any) -> Any:
+        found = read(obj)
+        if self.record is not None:
+            steps = self.record.code if read in _CODE else self.record.data
+            steps.append(_Step(read, obj, found, self._names[-1:]))
+        return found
+
+    def _parts(self, tag: bytes, read: Callable[[Any], Sequence[Any]], obj: Any) -> None:
+        parts = self._step(read, obj)
+        self.kept.append(parts)
+        self._emit(tag, b"%d" % len(parts))
+        for part in parts:
+            self.visit(part)
+
+    def _memory(self, what: str, read: Callable[[Any], bytes], obj: Any, *, fixed: bool = False) -> None:
+        self._emit(what.encode(), read(obj) if fixed else self._step(read, obj))
+
+    def _apart(self, obj: Any) -> bytes:
+        """Return the encoding of an item of a set, which does not depend on the order of the items."""
+        outer = self._out, self._numbers, self._code, self._names
+        self._out, self._numbers, self._code = [], dict(self._numbers), deque()
         try:
-            yield importlib.import_module(name)
-        except ImportError:
-            yield None
+            self.visit(obj)
+            self._follow_code()
+            return b"".join(self._out)
+        finally:
+            self._out, self._numbers, self._code, self._names = outer
 
+    def _file(self, text: str) -> None:
+        version = self._step(FileVersion.now, text)
+        if version is not None and version.is_folder:
+            self.folders.append(text)
+        elif version is not None:
+            self.files.append(version)
+            self._emit(b"file", repr(version).encode("utf-8", "surrogatepass"))
 
-def _import_statements(code: CodeType, package: str) -> Iterator[str]:
-    constants: list[Any] = [0, None]
-    for instruction in dis.get_instructions(code):
-        if instruction.opname in _CONSTANT:
-            constants = [constants[-1], instruction.argval]
-        elif instruction.opname == "IMPORT_NAME":
-            level = constants[0]
-            with contextlib.suppress(ImportError):  # a relative import outside of a package
-                yield importlib.util.resolve_name("." * level + instruction.argval, package)
-    for nested in _nested(code):
-        yield from _import_statements(nested, package)
+    def _named(self, name: str, value: Any) -> None:
+        """Add a value that was reached by a name."""
+        outer = self._names
+        self._names = (*outer, name)
+        self._emit(b"name", name.encode("utf-8", "surrogatepass"))
+        self.visit(value)
+        self._names = outer
 
+    def _look_up(self, namespace: Mapping[str, Any], names: Sequence[str]) -> None:
+        found = dict(zip(names, _values(names, namespace), strict=True))
+        if self.record is not None:
+            known = self.record.lookups.setdefault(id(namespace), (namespace, {}))[1]
+            known.update({name: value for name, value in found.items() if name not in known})
+        for name, value in found.items():
+            if value is not _END:
+                self._named(name, value)
 
-# ---- whose code it is -----------------------------------------------------------------------------------------------
+    def _instance(self, obj: Any) -> None:
+        """Add what `pickle` would save of an object."""
+        kind = type(obj)
+        try:
+            parts = _reduced(obj)
+        except DigestError as error:
+            if not self.lenient:
+                raise DigestError(str(error), self._names) from error.__cause__
+            self._emit(b"left out")
+            self.visit(kind)
+            return
+        self.kept.append(parts)
+        if len(parts) == 1:
+            self._global(obj, parts[0])
+            return
+        record = self.record
+        if record is not None and not isinstance(obj, _FIXED):
+            if _same(parts, _reduced(obj)):
+                record.data.append(_Step(_reduced, obj, parts, self._names[-1:]))
+            else:
+                record.volatile.append((obj, self._names[-1:]))
+                self.record = None
+        elif record is not None:
+            self.record = None
+        self._emit(b"instance", b"%d" % len(parts))
+        for part in (kind, *parts):
+            self.visit(part)
+        if hasattr(kind, "__fspath__"):
+            self.visit(obj.__fspath__())
+        self.record = record
 
+    def _global(self, obj: Any, name: str) -> None:
+        """Add an object that is pickled by its name: a function in C, or a singleton."""
+        module = owner.named_in(obj, name)
+        if module is not None and not owner.is_users_module(module):
+            self._emit(b"global", f"{module.__name__} {name}".encode())
+            self._library(owner.module_file(module))
+        else:
+            self._emit(b"global", name.encode())
+            self.visit((type(obj), getattr(obj, "__wrapped__", None)))
+            if module is not None:
+                self._compiled(module)
 
-@functools.lru_cache(maxsize=4096)
-def _is_users(module: str | None) -> bool:
-    """Whether a module is the user's: not part of the standard library, an installed package or nbloader."""
-    if not module or module in _MAIN:
-        return True
-    top = module.partition(".")[0]
-    if top in sys.stdlib_module_names or top == __name__.partition(".")[0]:
+    # ---- code -------------------------------------------------------------------------------------------------------
+
+    def _library(self, file: str) -> None:
+        self._emit(b"library", owner.version_of(file).encode())
+        package = owner.package_of(file)
+        if package and package not in self._packages:
+            self._packages.add(package)
+            self._step(_spec, package)
+
+    def _compiled(self, module: ModuleType) -> None:
+        """Add the version of a module of the user that is not written in Python."""
+        file = owner.module_file(module)
+        if file.endswith(tuple(importlib.machinery.EXTENSION_SUFFIXES)):
+            self._emit(b"compiled", repr(FileVersion.now(file)).encode())
+
+    def _of_library(self, obj: Any) -> bool:
+        """Add the name and version of a function or class if a module of a library has it under this name."""
+        if isinstance(obj, FunctionType):
+            file = obj.__code__.co_filename
+            if owner.is_users(file) and not file.startswith("<"):
+                return False
+        module = owner.named_in(obj, obj.__qualname__)
+        if module is not None and not owner.is_users_module(module):
+            self._emit(b"global", f"{obj.__module__} {obj.__qualname__}".encode())
+            self._library(owner.module_file(module))
+            return True
+        if isinstance(obj, type) and obj.__flags__ & _IMMUTABLE_TYPE:
+            self._emit(b"type", f"{obj.__module__} {obj.__qualname__}".encode())
+            return True
         return False
-    origin = _origin(top)
-    if origin is None:
-        return top not in sys.builtin_module_names
-    return not is_installed(str(origin))
+
+    def _users(self, obj: FunctionType | type) -> None:
+        """Add a function or class of the user."""
+        if not self._follow:
+            self._emit(b"id", b"%d" % id(obj))
+            return
+        self._emit(b"code", obj.__qualname__.encode() if isinstance(obj, type) else b"")
+        self._code.append((obj, self._names))
+
+    def _follow_code(self) -> None:
+        """Add what the functions and classes reach that were visited."""
+        while self._code:
+            obj, self._names = self._code.popleft()
+            if isinstance(obj, FunctionType):
+                self._function(obj)
+            else:
+                self._class(obj)
+        self._names = ()
+
+    def _function(self, function: FunctionType) -> None:
+        code, defaults, keywords, closure, attributes = self._step(_function_parts, function)
+        self._emit(b"function", _code_bytes(code))
+        self._named("a default", (defaults, keywords))
+        for name, cell in zip(code.co_freevars, closure or (), strict=True):
+            self._named(name, cell)
+        self.visit(attributes)
+        if not owner.is_users(code.co_filename):
+            self._library(code.co_filename)
+            return
+        self.names |= all_names(code)
+        self._look_up(function.__globals__, global_names(code))
+        for name in imported_modules(code, function.__globals__.get("__package__") or ""):
+            self._imported(name)
+
+    def _imported(self, name: str) -> None:
+        """Add a module that code imports. A module of the user is imported now, as the code would do."""
+        module = sys.modules.get(name)
+        file = _file_of_missing(name) if module is None else owner.module_file(module)
+        if not (owner.is_users(file or "<none>") if module is None else owner.is_users_module(module)):
+            self._emit(b"module", name.encode())
+            self._library(file)
+            return
+        if module is None:
+            try:
+                importlib.import_module(name)
+            except Exception as error:  # raised by the user's module; the function may never come to this import
+                if raised_by_handler(error):
+                    raise
+        parts = name.split(".")
+        self._look_up(sys.modules, [".".join(parts[: n + 1]) for n in range(len(parts))])
+
+    def _class(self, cls: type) -> None:
+        self._step(_class_parts, cls)
+        self._emit(b"class")
+        self.visit((type(cls), cls.__bases__))
+        for name, value in sorted(vars(cls).items()):
+            if name not in _NOT_CONTENT and not (isinstance(value, _DESCRIPTORS) and value.__objclass__ is cls):
+                self._named(name, value)
+
+    def _module(self, module: ModuleType) -> None:
+        self._emit(b"module", module.__name__.encode())
+        if not self._follow:
+            self._emit(b"id", b"%d" % id(module))
+        elif owner.is_users_module(module):
+            self._compiled(module)
+            self.modules.setdefault(module, frozenset())
+        else:
+            self._library(owner.module_file(module))
+
+    def _follow_modules(self) -> bool:
+        """Add attributes of the user's modules whose names occur in code. Returns whether there were further ones."""
+        found = False
+        for module in sorted(self.modules, key=operator.attrgetter("__name__")):
+            names = self.names | (vars(module).keys() - _MODULE_NAMES if module in self._whole else set())
+            new = sorted(names - self.modules[module])
+            if new:
+                found = True
+                self.modules[module] |= names
+                self._emit(b"attributes", module.__name__.encode())
+                self._look_up(vars(module), new)
+        return found
 
 
-@functools.lru_cache(maxsize=4096)
-def _version(module: str | None) -> bytes:
-    """Return bytes that change when the package of a module is upgraded."""
-    top = (module or "").partition(".")[0]
-    if not top or top in sys.stdlib_module_names:
-        return repr(sys.version_info[:3]).encode()
-    origin = _origin(top)
-    version = None if origin is None else FileVersion.now(str(origin))
-    if version is None:  # a namespace package, whose distributions have no file in common
-        version = FileVersion.now(getattr(sys.modules.get(module or ""), "__file__", None) or "")
-    return top.encode() if version is None else repr((top, version.size, version.modified)).encode()
+class Digest:
+    """The digest of a walk, which can check whether it still holds.
 
+    Args:
+        walk: A walk that has recorded its steps.
 
-@functools.lru_cache(maxsize=4096)
-def _origin(top: str) -> Path | None:
-    """Return the file of a top-level module, without importing the module."""
-    spec = getattr(sys.modules.get(top), "__spec__", None)
-    if spec is None:
+    Raises:
+        DigestError: Something that was visited has no digest.
+    """
+
+    def __init__(self, walk: Walk) -> None:
+        self.value = walk.digest()
+        """The digest."""
+        self.names = frozenset(walk.names)
+        self.has_modules = bool(walk.modules)
+        """Whether modules of the user were reached."""
+        self.files = walk.files
+        self._lenient = walk.lenient
+        self.kept = walk.kept
+        record = walk.record or _Record()
+        self._data = [
+            *record.data,
+            *(_Step(self._apart, obj, self._apart(obj), names) for obj, names in record.volatile),
+        ]
+        self._code = [
+            _Step(functools.partial(_values, tuple(values)), namespace, list(values.values()), ())
+            for namespace, values in record.lookups.values()
+        ]
+        for read in _CODE:
+            steps = [step for step in record.code if step.read is read]
+            parts = [part for step in steps for part in step.found]
+            self._code.append(_Step(functools.partial(_all_parts, read), [step.obj for step in steps], parts, ()))
+        self.has_data = bool(self._data)
+        """Whether anything was reached that can change in place, other than code."""
+
+    def holds(self) -> bool:
+        """Whether nothing that was visited has changed since."""
         try:
-            spec = importlib.util.find_spec(top)
-        except (ImportError, ValueError):
-            return None
-    origin = getattr(spec, "origin", None)
-    locations = list(getattr(spec, "submodule_search_locations", None) or ())
-    found = origin if spec is not None and spec.has_location and origin else next(iter(locations), None)
-    return None if found is None else Path(found).resolve()
+            return all(step.holds() for step in itertools.chain(self._code, self._data))
+        except DigestError:
+            return False
+
+    def slowest(self) -> list[str]:
+        """Return the names of the objects that take `holds` most of its time, at most three."""
+        costs: Counter[str] = Counter()
+        begin = time.perf_counter_ns()
+        for step in self._data:
+            step.holds()
+            end = time.perf_counter_ns()
+            costs.update(dict.fromkeys(step.names, end - begin))
+            begin = end
+        most = costs.most_common(3)
+        return [name for name, cost in most if cost >= most[0][1] / 10]
+
+    def _apart(self, obj: Any) -> bytes:
+        walk = Walk(lenient=self._lenient, follow=False)  # what the code of its classes reaches has steps of its own
+        walk.visit(obj)
+        return walk.digest()
+
+
+def _file_of_missing(name: str) -> str:
+    """Return the file or folder of the package of a module that is not loaded; "" if there is none."""
+    top = name.partition(".")[0]
+    try:
+        spec = getattr(sys.modules.get(top), "__spec__", None) or importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        return ""
+    if spec is None:
+        return ""
+    return (spec.origin if spec.has_location else None) or next(iter(spec.submodule_search_locations or ()), "")

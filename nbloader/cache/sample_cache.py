@@ -6,6 +6,8 @@ import logging
 import os
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from nbloader._util.signals import raised_by_handler
 from nbloader._util.system import available_memory
 from nbloader._util.user_warning import warn
@@ -57,6 +59,14 @@ def _limit(options: CacheOptions, used: int = 0) -> int:
         return options.memory
     left = available_memory()
     return MEMORY_UNKNOWN if left is None else (used + left) // MEMORY_SHARE
+
+
+class Copy(NamedTuple):
+    """A copy of a value."""
+
+    entry: Entry
+    """The copy as an entry. It shares the memory of its arrays with `value`."""
+    value: Any
 
 
 class SampleCache:
@@ -117,24 +127,33 @@ class SampleCache:
             self._put_in_memory(key, Entry(found.meta, [memoryview(part) for part in found.buffers]), found.cost * 1000)
         return value
 
-    def put(self, key: bytes, value: Any, cost_ns: int, name: str) -> None:
-        """Store a value.
+    def copy(self, value: Any, name: str) -> Copy | None:
+        """Return a copy of a value, made as a hit would make it; None, with a warning, if that is impossible.
 
         Args:
-            key: 16 bytes.
-            value: What the function returned. It is copied.
-            cost_ns: How long the function took, ns.
-            name: Name of the function, for a warning.
+            value: What the function returned.
+            name: Name of the function, for the warning.
         """
         try:
             entry = encode(value)
-        except Exception as error:
+            arrays = [np.array(buffer, np.uint8) for buffer in entry.buffers]
+            return Copy(Entry(entry.meta, [array.data for array in arrays]), decode(entry.meta, arrays))
+        except Exception as error:  # the user's code: pickling and unpickling may raise anything
             if raised_by_handler(error):
                 raise
             self.warn_once(
                 name, f"what {name} returns is not cached: {type(value).__name__} cannot be pickled ({error})"
             )
-            return
+            return None
+
+    def put(self, key: bytes, entry: Entry, cost_ns: int) -> None:
+        """Store a value.
+
+        Args:
+            key: 16 bytes.
+            entry: The value.
+            cost_ns: How long the function took, ns.
+        """
         self._put_in_memory(key, entry, cost_ns)
         disk = self._current_disk()
         if disk is None or not self._disk_writable or entry.by_value:

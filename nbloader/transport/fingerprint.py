@@ -17,7 +17,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from nbloader.batch.pickling import SPAWNED_MAIN, dump
-from nbloader.cache.digest import global_names
+from nbloader.cache.code_names import global_names
 from nbloader.shm.dataset_store import SHARE_FROM
 from nbloader.transport.mp_objects import SharingPickler, Spawning
 
