@@ -76,6 +76,7 @@ from nbloader.workers import line_sampler, process_worker
 from nbloader.workers.api import LocalSetup, OutputTail, WorkerHandle, WorkerKind, WorkerOptions, WorkerPool
 from nbloader.workers.iterations import Parts
 from nbloader.workers.reachable import holds_for_this_thread
+from nbloader.workers.run_state import RunState, RunStateReader
 from nbloader.workers.status import PRODUCING, SHARED_STATUS_SIZE, SharedStatus, WorkerState
 from nbloader.workers.task_claims import CLAIMS_SIZE, TaskRevoker
 
@@ -238,6 +239,7 @@ class ProcessHandle(WorkerHandle):
         self.status_fd = descriptors.status
         self.revoker = TaskRevoker(memory, SHARED_STATUS_SIZE, descriptors.status)
         self.stack_pipe = StackPipe(descriptors.stack)
+        self._run_state = RunStateReader()
         self.killed = False
         self.segments = SegmentReader()
         self.layouts: dict[int, Layout] = {}
@@ -295,10 +297,10 @@ class ProcessHandle(WorkerHandle):
         if self.gone or line_sampler.SIGNAL is None or status.state not in PRODUCING:
             return
         pid = status.pid  # not 0, since the worker is producing a batch
-        if line_sampler.is_running(pid):
-            status.computing += 1
-        else:
-            status.waiting += 1
+        state = self._run_state.read(pid)
+        status.computing += state is RunState.COMPUTING
+        status.waiting += state is not RunState.COMPUTING
+        status.queued += state is RunState.QUEUED
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, line_sampler.SIGNAL)
 
