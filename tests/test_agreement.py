@@ -220,17 +220,17 @@ def test_now_the_epoch_the_tiles_and_the_predictions_agree_about_who_waits(run: 
         assert_agree(s)
 
 
-@pytest.mark.parametrize("workers", range(1, 9))
+@pytest.mark.parametrize("workers", [1, 2, 3, 4, 8])
 def test_workers_in_step_are_the_bottleneck_at_every_moment(workers: int):
     run = Run((40,) * workers, step=1, ahead=2, startup=0, batches=800, stall=-1, drawing=0)
-    for s in looks(run, [i / 40 for i in range(4, 40)]):
+    for s in looks(run, [i / 16 for i in range(2, 16)]):
         assert s.now_verdict.cause == s.epoch_verdict.cause == "workers_wait", (s.now_verdict, s.epoch_verdict)
 
 
-@pytest.mark.parametrize("workers", range(2, 9))
+@pytest.mark.parametrize("workers", [2, 3, 4, 8])
 def test_one_slow_worker_is_found_at_every_moment(workers: int):
     run = Run((20,) * (workers - 1) + (120,), step=1, ahead=2, startup=0, batches=1200, stall=-1, drawing=0)
-    for s in looks(run, [i / 20 for i in range(4, 20)]):
+    for s in looks(run, [i / 8 for i in range(2, 8)]):
         assert s.now_verdict.cause == s.epoch_verdict.cause == "worker", (s.now_verdict, s.epoch_verdict)
 
 
@@ -253,16 +253,15 @@ def test_the_parts_of_the_wait_add_up_to_it(run: Run, skipped: int, opening: boo
     assert e.startup_wait <= e.first_wait
 
 
-@pytest.mark.parametrize("rhythm", range(2, 33))
-def test_a_thinned_out_sample_has_no_rhythm(rhythm: int):
-    records = [record(START, index=index) for index in range(20_000)]
+def test_a_thinned_out_sample_has_no_rhythm():
+    records = [record(START, index=index) for index in range(10_000)]
     for one_in in (2, 4, 16, 61.3):
         found = thin_out(records, one_in)
-        assert len(found) == pytest.approx(20_000 / one_in, rel=0.25)
+        assert len(found) == pytest.approx(10_000 / one_in, rel=0.25)
         assert set(found) <= set(thin_out(records, one_in / 2)), "a larger sample contains it"
-        in_phase = sum(r.index % rhythm == 0 for r in found)
-        expected = len(found) / rhythm
-        assert in_phase == pytest.approx(expected, abs=4 * expected**0.5)
+        for rhythm in range(2, 33):
+            expected = len(found) / rhythm
+            assert sum(r.index % rhythm == 0 for r in found) == pytest.approx(expected, abs=4 * expected**0.5)
 
 
 def test_a_loop_that_waits_for_a_reloaded_dataset_is_not_the_bottleneck():

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 _ROUNDING = 0.05
 """A mean count that is this close to an integer is shown as an integer."""
-_ONE_READY = 0.5
-"""From this mean number on, batches that are ready round to at least one."""
 _MOSTLY = 0.5
 _SMALLER = "Make batches smaller: a smaller dtype (uint8 instead of float32), or fewer samples."
 _MIN_STEP_MS = 0.1
@@ -111,7 +109,9 @@ def _own_ms(e: Evidence) -> float:
 def _consumer(e: Evidence) -> str:
     waits = "waits" if e.span == "now" else "waited"
     span = f"of the last {duration(e.seconds)}" if e.span == "now" else f"of the epoch's {duration(e.seconds)}"
-    ready = "" if e.place == "inline" or e.ready < _ONE_READY else f"; the loader keeps {_mean_batches(e.ready)} ready"
+    ready = (
+        "" if e.place == "inline" or e.ready < 1 - _ROUNDING else f"; the loader keeps {_mean_batches(e.ready)} ready"
+    )
     return (
         f"Your loop is the bottleneck: it {waits} {percent(e.wait_share)} {span}{ready}, and the loop spends "
         f"{_ms(_own_ms(e))} per batch{_steps(e)}."
@@ -202,6 +202,13 @@ def _collate(e: Evidence) -> str:
         f"Collating is the bottleneck: {_waits(e)}; a batch takes {_ms(e.fetch_ms)} to fetch and {_ms(e.collate_ms)} "
         f"to collate ({percent(e.collate_ms / make if make else 0)} of the workers' time{computing})."
     )
+
+
+def _collate_too(e: Evidence) -> str:
+    queued = causes.split_work(e).collating.queued
+    apart = ", apart from waiting for a core," if queued >= causes.CONTENDED else ""
+    own = e.collate_ms * (1 - queued) if apart else e.collate_ms
+    return f"collating takes {_ms(own)}{apart} of {_ms(e.fetch_ms + e.collate_ms)}"
 
 
 def _slow_worker(e: Evidence) -> str:
@@ -548,7 +555,7 @@ _SHORT: dict[Cause, Callable[[Evidence], str]] = {
     ),
     Cause.COMPUTE: lambda e: f"fetching computes for {_cpu(e)} of its time",
     Cause.COMPUTE_FULL: lambda e: f"fetching computes, and {_all_cores(e)}",
-    Cause.COLLATE: lambda e: f"collating takes {_ms(e.collate_ms)} of {_ms(e.fetch_ms + e.collate_ms)}",
+    Cause.COLLATE: _collate_too,
     Cause.SLOW_WORKER: lambda _e: "one worker is slow",
     Cause.SLOW_SAMPLES: _slow_samples_too,
     Cause.STALL: lambda e: f"{plural(e.stalls, 'batch')} that stalled the loop",
