@@ -144,7 +144,8 @@ ALONE: list[tuple[str, Cause, dict[str, Any], dict[str, Any], str]] = [
     ("no workers, one core", Cause.IN_PROCESS, COMPUTING, {"place": "inline", "workers": 1, "cores": 1},
      "Make samples cheaper: there is one core"),
     ("no workers, other programs", Cause.IN_PROCESS, BUSY,
-     {"place": "inline", "workers": 1, "fetch_cpu": 0.4, "usage": usage(consumer_core_wait=0.5)}, "Free the cores"),
+     {"place": "inline", "workers": 1, "fetch_cpu": 0.4, "usage": usage(consumer_core_wait=0.5)},
+     "Free the cores that other programs use, or use num_workers=2 or more. Loading is the bottleneck"),
     ("interpreter lock", Cause.INTERPRETER_LOCK, BUSY,
      {"place": "thread", "workers": 4, "fetch_cpu": 0.25, "usage": usage(loop_cores=1.0)}, "workers='process'"),
     ("interpreter lock, threads that cannot begin", Cause.INTERPRETER_LOCK, BUSY,
@@ -245,6 +246,8 @@ def test_a_loader_that_keeps_up_but_for_its_start_is_healthy():
     assert find_causes(e) == (Finding(Cause.CONSUMER, 0.75), Finding(Cause.STARTUP, 0.22))
     assert "Also, 88 % of the wait: start-up, 900 ms until the first batch." in verdict(e).sentence
     assert verdict(evidence(HEALTHY, {"wait_share": 0.5, "startup_wait": 0.48})).cause == "startup"
+    soon = evidence(HEALTHY, {"wait_share": 0.16, "first_wait": 0.14, "startup_wait": 0.02, "startup": 0.7})
+    assert "Also, 88 % of the wait: start-up, 700 ms until the first batch." in verdict(soon).sentence, "why it waited"
 
 
 shares = st.floats(0, 1)

@@ -119,8 +119,8 @@ def find_causes(e: Evidence) -> tuple[Finding, ...]:
     keeps_up = e.wait_share - apart < SMALL_WAIT * (1 - apart)
     if e.wait_share < SMALL_WAIT or (keeps_up and apart < LARGE_START):
         loop = Finding(_loop(e), 1 - e.wait_share)
-        once = max(Finding(Cause.STARTUP, e.startup_wait), Finding(Cause.STALL, e.stall_wait), key=_share)
-        return (loop, once) if once.share >= SMALL_WAIT else (loop,)
+        once = max(Finding(Cause.STARTUP, first_wait), Finding(Cause.STALL, e.stall_wait), key=_share)
+        return (loop, once) if e.wait_share >= SMALL_WAIT else (loop,)
     parts: dict[Cause, float] = collections.defaultdict(float)
     parts[Cause.STARTUP] += first_wait if keeps_up else e.startup_wait
     parts[Cause.STALL] += e.stall_wait

@@ -109,9 +109,7 @@ def _own_ms(e: Evidence) -> float:
 def _consumer(e: Evidence) -> str:
     waits = "waits" if e.span == "now" else "waited"
     span = f"of the last {duration(e.seconds)}" if e.span == "now" else f"of the epoch's {duration(e.seconds)}"
-    ready = (
-        "" if e.place == "inline" or e.ready < 1 - _ROUNDING else f"; the loader keeps {_mean_batches(e.ready)} ready"
-    )
+    ready = "" if e.place == "inline" or e.ready < 1 else f"; the loader keeps {_mean_batches(e.ready)} ready"
     return (
         f"Your loop is the bottleneck: it {waits} {percent(e.wait_share)} {span}{ready}, and the loop spends "
         f"{_ms(_own_ms(e))} per batch{_steps(e)}."
@@ -325,7 +323,9 @@ def _upload(e: Evidence) -> str:
 
 
 def _in_process(e: Evidence) -> str:
-    computing = "" if e.fetch_cpu is None else f" ({_cpu(e)} of fetching is CPU time)"
+    queued = causes.split_work(e).fetching.queued
+    core = f", {percent(queued)} waiting for a core" if queued >= causes.CONTENDED else ""
+    computing = "" if e.fetch_cpu is None else f" ({_cpu(e)} of fetching is CPU time{core})"
     collating = "" if e.collate_ms < e.fetch_ms else f", {_ms(e.collate_ms)} of it to collate"
     return (
         f"Loading is the bottleneck: {_waits(e)}, because batches are produced between its steps. Producing one takes "
@@ -451,7 +451,7 @@ def _in_process_remedy(e: Evidence) -> _Remedy:
     computing = work.fetching if e.fetch_ms >= e.collate_ms else work.collating
     if e.cores == 1 and computing.computing >= _MOSTLY:
         return _Remedy("Make samples cheaper: there is one core, so workers compute no faster.", more_workers=False)
-    if causes.core_wait(e) >= causes.CONTENDED:
+    if computing.queued > computing.waiting:
         return _Remedy("Free the cores that other programs use, or use num_workers=2 or more.")
     return _Remedy("Use num_workers=2 or more, which produce several batches at the same time.", more_workers=True)
 
