@@ -14,17 +14,19 @@ from hypothesis import strategies as st
 
 from nbloader import DataLoader
 from nbloader._util.code_places import is_library, place_of, source_line, with_source_lines
+from nbloader._util.proc import CpuTimes
 from nbloader.events import EpochEnded
 from nbloader.events.stack_samples import STAGE_FILE, CodeLine, StackCount
 from nbloader.metrics import hot_lines
 from nbloader.metrics.hot_lines import HotLines, LineProfile, find_hot_lines
-from nbloader.workers import line_sampler
+from nbloader.workers import line_sampler, run_state
 from nbloader.workers.line_sampler import LineSampler, user_lines
+from nbloader.workers.run_state import RunState, RunStateReader
 from nbloader.workers.status import SharedStatus, WorkerState
 
 LINES = st.builds(CodeLine, st.sampled_from(["data.py", "lib.py", "cell"]), st.sampled_from("fg"), st.integers(1, 3))
 STACKS = st.lists(LINES, min_size=1, max_size=4).map(tuple)
-COUNTS = st.lists(st.builds(StackCount, STACKS, st.integers(0, 9), st.integers(0, 9)), max_size=30)
+COUNTS = st.lists(st.builds(StackCount, STACKS, st.integers(0, 9), st.integers(9, 18), st.integers(0, 9)), max_size=30)
 
 
 def found(stacks: tuple[StackCount, ...]) -> HotLines:
@@ -37,8 +39,8 @@ def found(stacks: tuple[StackCount, ...]) -> HotLines:
     )
 
 
-def totals(counts: list[StackCount] | tuple[StackCount, ...]) -> tuple[float, float]:
-    return sum(c.computing for c in counts), sum(c.waiting for c in counts)
+def totals(counts: list[StackCount] | tuple[StackCount, ...]) -> tuple[float, float, float]:
+    return sum(c.computing for c in counts), sum(c.waiting for c in counts), sum(c.queued for c in counts)
 
 
 # ---- merging ------------------------------------------------------------------------------------------------------
@@ -77,6 +79,7 @@ def test_shares_are_sorted_and_add_up(counts: list[StackCount]):
     assert [line.share for line in hot] == sorted((line.share for line in hot), reverse=True)
     assert sum(line.share for line in hot) == pytest.approx(1 if any(totals(counts)) else 0)
     assert all(line.share == pytest.approx(line.computing + line.waiting) for line in hot)
+    assert all(line.queued <= line.waiting for line in hot)
     assert all(line.share <= line.total + 1e-9 <= 1 + 2e-9 for line in hot)
 
 
@@ -109,6 +112,38 @@ share  computing  waiting  line               place
  30 %        0 %     30 %  text of data.py 9  data.py:9, in help
  10 %       10 %      0 %  text of lib.py 70  lib.py:70, in resize"""
     )
+
+
+@pytest.mark.unit
+def test_a_wait_for_a_core_is_no_computing():
+    line = CodeLine("data.py", "get", 3)
+    hot = found((StackCount((line,), 1, 15, 15), StackCount((line, CodeLine("lib.py", "f", 1)), 0, 4, 0)))
+    assert (hot.computing, hot.waiting, hot.queued) == (0.05, 0.95, 0.75)
+    assert str(hot).startswith(
+        "Where the workers' time goes, 20 samples: 5 % computing, 95 % waiting (75 % for a core)\n"
+    )
+    assert "data.py:3; 5 % computing, 95 % waiting (75 % for a core)" in str(hot[0])
+    assert hot.on_stack(hot[0]) == StackCount((), 0.05, 0.95, 0.75)
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(("running", "waiting"), [(1, 0), (1, 1), (1, 15), (3, 1), (0, 1)])
+def test_moments_on_the_run_queue_are_divided_as_the_scheduler_counts_them(running, waiting, monkeypatch):
+    state, times = "R", CpuTimes(10**9, 10**9)
+    monkeypatch.setattr(run_state, "state_of", lambda _path: state)
+    monkeypatch.setattr(run_state, "cpu_times", lambda _pid: times)
+    reader = RunStateReader()
+    reader.read(7)
+    found = []
+    for _ in range(160):
+        times = CpuTimes(times.running + running * 1000, times.waiting + waiting * 1000)
+        found.append(reader.read(7))
+    assert found.count(RunState.QUEUED) == pytest.approx(160 * waiting / (running + waiting), abs=1)
+    assert found.count(RunState.WAITING) == 0
+    state = "S"
+    assert reader.read(7) is RunState.WAITING
+    state, times = "R", None
+    assert reader.read(8) is RunState.COMPUTING, "the system does not tell"
 
 
 @pytest.mark.unit
@@ -147,13 +182,13 @@ def test_stacks_begin_below_the_code_that_produces_a_batch():
 def test_a_signal_that_is_handled_late_counts_for_all_samples(monkeypatch):
     status = SharedStatus()
     sampler = LineSampler(status, test_a_signal_that_is_handled_late_counts_for_all_samples.__code__)
-    status.computing, status.waiting, status.state = 3, 2, WorkerState.FETCHING
+    status.computing, status.waiting, status.queued, status.state = 3, 2, 1, WorkerState.FETCHING
     sampler._sample(0, sys._getframe())
     status.computing += 1
     sampler._sample(0, sys._getframe())
     assert sampler.due(0)
     (count,) = sampler.take(0)
-    assert (count.stack[0].function, count.computing, count.waiting) == ("fetching", 4, 2)
+    assert (count.stack[0].function, count.computing, count.waiting, count.queued) == ("fetching", 4, 2, 1)
     assert not sampler.unsent
     monkeypatch.setattr(line_sampler, "MAX_UNSENT", 0)
     status.computing += 1

@@ -9,7 +9,7 @@ import pytest
 from torch.utils.data import IterableDataset
 
 from nbloader import DataLoader
-from nbloader.diagnose.outlook import Present, outlook, restart
+from nbloader.diagnose.outlook import Present, changes, outlook, restart
 from nbloader.diagnose.what_if import Prediction
 from nbloader.loader import monitor
 from nbloader.metrics.evidence import Diagnosis
@@ -57,7 +57,7 @@ def predicts(gains):
 )
 def test_changes_are_predicted_and_suggested(present, gains, text, labels):
     predict, asked = predicts(gains)
-    found = outlook("workers_wait", present, predict)
+    found = outlook(changes("workers_wait", present, predict))
     assert found.text == text
     assert [suggestion.label for suggestion in found.suggestions] == labels
     assert all(value <= present.max_workers for name, value in asked if name == "num_workers")
@@ -68,8 +68,36 @@ def test_changes_are_predicted_and_suggested(present, gains, text, labels):
 @pytest.mark.parametrize("cause", ["consumer", "lock", "starting", "paused", "", "startup", "sampler"])
 def test_nothing_is_predicted_where_settings_do_not_matter(cause):
     predict, asked = predicts({4: 2.0})
-    assert outlook(cause, Present(2, 2, 8), predict) == Outlook()
+    assert changes(cause, Present(2, 2, 8), predict) == ()
     assert not asked
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    ("shown", "text", "labels"),
+    [
+        (Verdict("workers_wait", more_workers=True, larger_window=False), "8 workers: 2.9 x (2.6 to 3.2)", 1),
+        (Verdict("window", more_workers=False, larger_window=True), "a larger window: 1.20 x (1.08 to 1.32)", 1),
+        (Verdict("workers_compute_full", more_workers=False), "a larger window: 1.20 x (1.08 to 1.32)", 1),
+        (Verdict("slow_samples", larger_window=False), "8 workers: 2.9 x (2.6 to 3.2)", 1),
+        (Verdict("collate"), "8 workers: 2.9 x (2.6 to 3.2); a larger window: 1.20 x (1.08 to 1.32)", 2),
+        (Verdict("sampler", more_workers=False, larger_window=False), "", 0),
+    ],
+)
+def test_predictions_that_the_sentence_contradicts_are_left_out(shown, text, labels):
+    predict, _asked = predicts({4: 1.9, 8: 2.9, "prefetch_factor": 1.2})
+    found = outlook(changes("workers_wait", Present(2, 2, 16), predict), shown)
+    assert (found.text, len(found.suggestions)) == (text, labels)
+
+
+@pytest.mark.unit
+def test_a_prediction_of_no_gain_agrees_with_a_sentence_that_says_so():
+    predict, _asked = predicts({4: 1.9, 8: 2.9, "prefetch_factor": 1.0})
+    found = changes("workers_wait", Present(2, 2, 16), predict)
+    assert (
+        outlook(found, Verdict(larger_window=False)).text == "8 workers: 2.9 x (2.6 to 3.2); a larger window: nothing"
+    )
+    assert outlook(found, Verdict(more_workers=False)).text == "a larger window: nothing"
 
 
 @pytest.mark.unit
@@ -87,17 +115,19 @@ def judged(monkeypatch):
         return Diagnosis(verdict, verdict, verdict)
 
     def predict(records, _epoch, now, after, *_more):
+        predicted.append(after)
         if len(records) < 50:
             return Prediction(change="", measured=10.0, reason="too few batches")
         gain = max(after.workers, 1) / max(now.workers, 1)
         return Prediction(change="", measured=10.0, speedup=gain, low=gain, high=gain)
 
+    predicted = []
     monkeypatch.setattr(monitor, "judge", judge)
     monkeypatch.setattr(monitor, "predict", predict)
+    return predicted
 
 
-@pytest.mark.usefixtures("judged")
-def test_predictions_stand_beside_the_verdict_in_every_form():
+def test_predictions_stand_beside_the_verdict_in_every_form(judged):
     said = io.StringIO()
     with DataLoader(list(range(480)), 4, num_workers=2, workers="thread", prefetch_factor=2) as loader:
         for _batch in loader.progress(file=said):
@@ -107,14 +137,17 @@ def test_predictions_stand_beside_the_verdict_in_every_form():
         for text in (str(found), said.getvalue(), found._repr_html_(), loader.report().html()):
             words = " ".join(text.split())
             assert f"Predicted: {found.outlook.text}. To try it: loader.num_workers = 8." in words, words
-        assert loader.stats().outlook is found.outlook, "it is not made again"
+        made = len(judged)
+        assert loader.stats().outlook == found.outlook
+        assert len(judged) == made, "it is not made again"
         taken = dataclasses.replace(found, cause="cores_taken")
         assert loader._parts.monitor._outlook(taken, loader._model_arguments()) == Outlook(), "the sentence contradicts"
         hung = dataclasses.replace(found, stalled=9.0, restart=(1,), state="running")
         suggested = loader._parts.monitor._outlook(hung, loader._model_arguments())
         assert suggested == Outlook("", (restart((1,)),)), "settings do not end a hang"
         loader.num_workers = 3
-        assert loader.stats().outlook is not found.outlook, "the settings are others"
+        loader.stats()
+        assert len(judged) > made, "the settings are others"
 
 
 @pytest.mark.usefixtures("judged")

@@ -91,7 +91,7 @@ def _after_epoch(s: Snapshot, status: LoaderStatus, whole: Verdict) -> Verdict:
     if whole.cause == Cause.UNKNOWN and s.batches_done <= MIN_BATCHES:
         waited = f"the loop waited {percent(s.wait_share_epoch)} of the time"
         return Verdict("idle", f"{head}; {waited}. These are too few batches to tell why.")
-    return Verdict(whole.cause, f"{head}. {whole.sentence}", whole.also)
+    return whole._replace(sentence=f"{head}. {whole.sentence}")
 
 
 def _stopped(s: Snapshot, status: LoaderStatus, stop: LoopStopped) -> str:

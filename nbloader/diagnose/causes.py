@@ -2,8 +2,9 @@
 
 Each part of the loop's time gets a cause. The evidence contains the parts of the wait that were measured: start-up,
 stalls, sampler, upload, opening. During the rest of the wait the loop waits for production. That part is divided by
-what the workers do: one slow worker, slow samples, collating, fetching. Fetching is divided into computing, waiting for
-a core, and waiting for anything else. Workers that are idle while the loop waits are limited by the prefetch window.
+what the workers do: one slow worker, slow samples, collating, fetching. Waiting for a core is a cause of its own, and
+is taken out of collating and of fetching (`split_work`). The rest of fetching is divided into computing and waiting for
+anything else. Workers that are idle while the loop waits are limited by the prefetch window.
 The cause with the largest part is the verdict. If another cause is comparable, it is the second cause.
 """
 
@@ -113,19 +114,20 @@ def find_causes(e: Evidence) -> tuple[Finding, ...]:
     """Find what limited the loop: one cause, or two comparable ones, the larger first."""
     if e.batches <= MIN_BATCHES and e.startup_wait + e.stall_wait < _MAJORITY:
         return (Finding(Cause.UNKNOWN, e.wait_share),)
-    steady = e.sampler_wait + e.placing_wait + e.opening_wait + e.producing_wait
-    keeps_up = steady < SMALL_WAIT * (1 - e.startup_wait - e.stall_wait)
-    if e.wait_share < SMALL_WAIT or (keeps_up and e.startup_wait + e.stall_wait < LARGE_START):
+    first_wait = max(e.first_wait, e.startup_wait)
+    apart = first_wait + e.stall_wait
+    keeps_up = e.wait_share - apart < SMALL_WAIT * (1 - apart)
+    if e.wait_share < SMALL_WAIT or (keeps_up and apart < LARGE_START):
         loop = Finding(_loop(e), 1 - e.wait_share)
-        once = max(Finding(Cause.STARTUP, e.startup_wait), Finding(Cause.STALL, e.stall_wait), key=_share)
-        return (loop, once) if once.share >= SMALL_WAIT else (loop,)
+        once = max(Finding(Cause.STARTUP, first_wait), Finding(Cause.STALL, e.stall_wait), key=_share)
+        return (loop, once) if e.wait_share >= SMALL_WAIT else (loop,)
     parts: dict[Cause, float] = collections.defaultdict(float)
-    parts[Cause.STARTUP] += e.startup_wait
+    parts[Cause.STARTUP] += first_wait if keeps_up else e.startup_wait
     parts[Cause.STALL] += e.stall_wait
     parts[Cause.SAMPLER] += e.sampler_wait
     parts[Cause.UPLOAD] += e.placing_wait
     parts[_opening(e)] += e.opening_wait
-    for finding in _production(e, e.producing_wait):
+    for finding in _production(e, e.producing_wait + (0.0 if keeps_up else first_wait - e.startup_wait)):
         parts[finding.cause] += finding.share
     return _ranked(parts, e.wait_share)
 
@@ -154,11 +156,30 @@ def _loop(e: Evidence) -> Cause:
     return Cause.CONSUMER_PYTHON if busy is not None and busy >= PYTHON_STEP else Cause.CONSUMER
 
 
-def loop_cpu(e: Evidence) -> float | None:
-    """Share of the loop's own steps in which its thread computed or waited for a core; None if not measured."""
+class Work(NamedTuple):
+    """How some time was spent. The shares add up to 1."""
+
+    computing: float
+    queued: float
+    """Share in which the thread was ready to run but had no core."""
+    waiting: float
+    """Share in which it waited for anything else."""
+
+
+def split_steps(e: Evidence) -> Work | None:
+    """What the loop's thread does during the loop's own steps; None if not measured."""
     if e.usage is None or not e.usage.consumer_cpu:
         return None
-    return min(1.0, (e.usage.consumer_cpu + e.usage.consumer_core_wait) / max(0.01, 1 - e.wait_share))
+    own = max(0.01, 1 - e.wait_share)
+    computing = min(1.0, e.usage.consumer_cpu / own)
+    queued = min(1 - computing, e.usage.consumer_core_wait / own)
+    return Work(computing, queued, 1 - computing - queued)
+
+
+def loop_cpu(e: Evidence) -> float | None:
+    """Share of the loop's own steps in which its thread computed or waited for a core; None if not measured."""
+    steps = split_steps(e)
+    return None if steps is None else steps.computing + steps.queued
 
 
 def _opening(e: Evidence) -> Cause:
@@ -195,8 +216,12 @@ def _production(e: Evidence, share: float) -> list[Finding]:
         found.append(Finding(Cause.PICKLE, share * (e.collate_ms + sending) / make))
         return found + _fetching(e, share * e.fetch_ms / make)
     collating = share * e.collate_ms / make if make else 0.0
-    found.append(Finding(_collating(e), collating))
     fetching = share - collating
+    if core_wait(e) >= CONTENDED and not many_threads(e) and not takes_turns(e):
+        queued = collating * split_work(e).collating.queued
+        found.append(Finding(_contention(e), queued))
+        collating -= queued
+    found.append(Finding(_collating(e), collating))
     found.append(Finding(Cause.SLOW_SAMPLES, fetching * slow))
     return found + _fetching(e, fetching * (1 - slow))
 
@@ -237,18 +262,15 @@ def _fetching(e: Evidence, share: float) -> list[Finding]:
         return [Finding(Cause.INTERPRETER_LOCK, share)]
     if many_threads(e):
         return [Finding(Cause.THREADS, share)]
-    all_used = _all_used(e)
-    if all_used and _workers_usage(e) is None and e.elsewhere:  # a worker there that does not compute waits for a core
+    full = all_used(e)
+    if full and _workers_usage(e) is None and e.elsewhere:  # a worker there that does not compute waits for a core
         return [Finding(Cause.COMPUTE_FULL, share)]
-    short = core_wait(e)
-    computing = min(1.0, cpu)
-    queued = min(short, 1 - computing)
-    waiting = 1 - computing - queued
-    contention = Cause.CORES_TAKEN if cores_used(e) < SATURATED * e.cores else Cause.COMPUTE_FULL
+    computing, queued, waiting = split_work(e).fetching
+    contention = _contention(e)
     if queued < CONTENDED:
         waiting, queued = waiting + queued, 0.0
     found = [
-        Finding(Cause.COMPUTE_FULL if all_used else Cause.COMPUTE, share * computing),
+        Finding(Cause.COMPUTE_FULL if full else Cause.COMPUTE, share * computing),
         Finding(contention, share * queued),
         Finding(_waiting(e), share * waiting),
     ]
@@ -257,17 +279,58 @@ def _fetching(e: Evidence, share: float) -> list[Finding]:
     return found
 
 
-def _all_used(e: Evidence) -> bool:
+class SplitWork(NamedTuple):
+    """How workers spend the time in which they produce batches."""
+
+    fetching: Work
+    collating: Work
+
+
+def split_work(e: Evidence) -> SplitWork:
+    """Divide fetching and collating into computing, waiting for a core, and waiting for anything else.
+
+    Only the total wait for a core is measured. It is attributed to what computes, in proportion to the CPU time.
+    """
+    times = (e.fetch_ms, e.collate_ms) if e.fetch_ms + e.collate_ms else (1.0, 0.0)
+    ratios = [min(1.0, cpu or 0.0) for cpu in (e.fetch_cpu, e.collate_cpu)]
+    used = [ms * ratio for ms, ratio in zip(times, ratios, strict=True)]
+    free = [ms - cpu for ms, cpu in zip(times, used, strict=True)]
+    queued_ms = core_wait(e) * sum(times)
+    in_proportion = queued_ms * used[0] / sum(used) if sum(used) else queued_ms * times[0] / sum(times)
+    fetching = min(free[0], max(in_proportion, queued_ms - free[1]))
+    queued = fetching, min(free[1], queued_ms - fetching)
+    shares = [min(1 - ratio, q / ms) if ms else 0.0 for q, ms, ratio in zip(queued, times, ratios, strict=True)]
+    return SplitWork(*(Work(r, q, max(0.0, 1 - r - q)) for r, q in zip(ratios, shares, strict=True)))
+
+
+def _contention(e: Evidence) -> Cause:
+    """Why workers wait for a core: other programs use the cores, or the loader does."""
+    return Cause.CORES_TAKEN if taken_by_others(e) else Cause.COMPUTE_FULL
+
+
+def taken_by_others(e: Evidence) -> bool:
+    """Whether other programs, not this loader, use up the cores, if workers wait for one."""
+    return cores_used(e) < SATURATED * e.cores
+
+
+def all_used(e: Evidence) -> bool:
     """Whether more workers would find no core on any of the machines that they run on."""
     one = computing_cores(e)
-    here = max(cores_used(e), e.workers_here * one) >= SATURATED * e.cores
+    here = cores_needed(e) >= SATURATED * e.cores
     there = all(machine.workers * one >= SATURATED * machine.cores for machine in e.elsewhere)
     return there and (here or not e.workers_here)
 
 
+def cores_needed(e: Evidence) -> float:
+    """Cores of this machine that the workers here and the loop use while batches are produced."""
+    return max(cores_used(e), e.workers_here * computing_cores(e))
+
+
 def computing_cores(e: Evidence) -> float:
     """Cores that one worker uses, according to the CPU time of its batches."""
-    return min(1.0, e.fetch_cpu or 0.0) * e.utilization
+    make, work = e.fetch_ms + e.collate_ms, split_work(e)
+    used = work.fetching.computing * e.fetch_ms + work.collating.computing * e.collate_ms
+    return used / make * e.utilization if make else 0.0
 
 
 def _workers_usage(e: Evidence) -> Usage | None:
@@ -288,7 +351,11 @@ def _waiting(e: Evidence) -> Cause:
 def core_wait(e: Evidence) -> float:
     """Share of production for which a worker was ready to run but had no core; 0 if not measured."""
     usage = _workers_usage(e)
-    return 0.0 if usage is None or not e.utilization else min(1.0, usage.core_wait / e.utilization)
+    if usage is None:
+        return 0.0
+    if e.place == "inline":  # the loop's own thread produces batches
+        return min(1.0, usage.consumer_core_wait)
+    return min(1.0, usage.core_wait / e.utilization) if e.utilization else 0.0
 
 
 def cores_used(e: Evidence) -> float:
@@ -296,9 +363,7 @@ def cores_used(e: Evidence) -> float:
     if e.usage is not None:
         workers = e.workers_here * e.usage.worker_cores if e.place == "process" else 0.0
         return workers + e.usage.loop_cores
-    make = e.fetch_ms + e.collate_ms
-    cpu = ((e.fetch_cpu or 0.0) * e.fetch_ms + (e.collate_cpu or 0.0) * e.collate_ms) / make if make else 0.0
-    return e.workers_here * e.utilization * cpu
+    return e.workers_here * computing_cores(e)
 
 
 def takes_turns(e: Evidence) -> bool:

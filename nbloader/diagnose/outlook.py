@@ -1,6 +1,7 @@
 """Predict the gain of other settings, and suggest those that are worth a click. Pure.
 
-verdict, settings -> changes that may help -> predictions (what_if) -> a line of text, and suggestions
+verdict, settings -> changes that may help -> predictions (what_if) -> those that agree with the sentence shown
+-> a line of text, and suggestions
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from nbloader._util.format import plural
 from nbloader.diagnose.causes import Cause
 from nbloader.diagnose.tune import MAX_PREFETCH
 from nbloader.diagnose.what_if import UNMODELED
-from nbloader.metrics.snapshot import Outlook, Suggestion
+from nbloader.metrics.snapshot import NO_VERDICT, Outlook, Suggestion
 
 if TYPE_CHECKING:
     from nbloader.diagnose.what_if import Prediction
+    from nbloader.metrics.snapshot import Verdict
 
 WORTH = 1.05
 """A change is suggested if its predicted speedup is at least this."""
@@ -39,8 +41,33 @@ class Present(NamedTuple):
     """Largest number of workers to suggest; the present number if it must not change."""
 
 
-def outlook(cause: str, present: Present, predict: Callable[[dict[str, int]], Prediction]) -> Outlook:
-    """Predict the gain of the changes that may help.
+class Change(NamedTuple):
+    """The predicted gain of a change."""
+
+    speedup: float
+    text: str
+    suggestion: Suggestion
+
+    def agrees(self, shown: Verdict) -> bool:
+        """Whether a verdict does not contradict this prediction."""
+        claim = shown.larger_window if self.suggestion.num_workers is None else shown.more_workers
+        return claim is None or claim == (self.speedup >= WORTH)
+
+
+def outlook(changes: Sequence[Change], shown: Verdict = NO_VERDICT) -> Outlook:
+    """Describe predictions next to a verdict, without those that its sentence contradicts.
+
+    Args:
+        changes: The predictions.
+        shown: The verdict that is shown with them.
+    """
+    found = [change for change in changes if change.agrees(shown)]
+    worth = tuple(change.suggestion for change in found if change.speedup >= WORTH)
+    return Outlook("; ".join(change.text for change in found), worth)
+
+
+def changes(cause: str, present: Present, predict: Callable[[dict[str, int]], Prediction]) -> tuple[Change, ...]:
+    """Predict the gain of the changes that may help, the largest gain first.
 
     Args:
         cause: What limited the loop.
@@ -49,7 +76,7 @@ def outlook(cause: str, present: Present, predict: Callable[[dict[str, int]], Pr
     """
     known = {known.value for known in Cause} - {known.value for known in NOT_BY_SETTINGS}
     if cause not in known:
-        return Outlook()
+        return ()
     found = []
     workers = _workers(present, predict)
     if workers is not None:
@@ -66,8 +93,7 @@ def outlook(cause: str, present: Present, predict: Callable[[dict[str, int]], Pr
             )
             found.append(_change("a larger window", suggestion, prediction))
     found.sort(key=lambda change: -change.speedup)
-    worth = tuple(change.suggestion for change in found if change.speedup >= WORTH)
-    return Outlook("; ".join(change.text for change in found), worth)
+    return tuple(found)
 
 
 def _workers(present: Present, predict: Callable[[dict[str, int]], Prediction]) -> tuple[int, Prediction] | None:
@@ -86,20 +112,14 @@ def _workers(present: Present, predict: Callable[[dict[str, int]], Prediction]) 
     return best
 
 
-class _Change(NamedTuple):
-    speedup: float
-    text: str
-    suggestion: Suggestion
-
-
-def _change(what: str, suggestion: Suggestion, prediction: Prediction) -> _Change:
+def _change(what: str, suggestion: Suggestion, prediction: Prediction) -> Change:
     speedup = prediction.speedup or 0.0
     if speedup >= WORTH:
         digits = 2 if speedup < PRECISE else 1
         gain = f"{speedup:.{digits}f} x ({prediction.low:.{digits}f} to {prediction.high:.{digits}f})"
     else:
         gain = "nothing" if speedup > 1 / WORTH else "slower"
-    return _Change(speedup, f"{what}: {gain}", suggestion)
+    return Change(speedup, f"{what}: {gain}", suggestion)
 
 
 def restart(workers: Sequence[int]) -> Suggestion:

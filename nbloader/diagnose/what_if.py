@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from nbloader._util.format import number, percent
-from nbloader.diagnose.causes import SATURATED, Cause, core_wait, cores_used
+from nbloader.diagnose.causes import CONTENDED, Cause, core_wait, split_work, taken_by_others
 from nbloader.metrics.evidence import MachineLoad
 from nbloader.metrics.stage_times import elapsed_ns, returned_at
 
@@ -52,7 +52,8 @@ EXTENSION = 16
 ROUNDS, ENOUGH = 40, 0.01
 """Limits of the iteration in `_slowdown`: number of rounds, and relative precision of the cores used."""
 WIDE = 1.6
-"""There is no prediction if the two extremes of an unmeasured effect differ by more than this factor."""
+"""There is no prediction if the two extremes of an unmeasured effect differ by more than this factor, or the ends of
+the interval by more than its square."""
 HIT_TIMES = 0.8, 1.25
 """Range of the cost of a cache hit, as multiples of the measured cost, which varies with the arguments and with other
 programs."""
@@ -243,8 +244,9 @@ def costs_of(records: Sequence[BatchRecord], e: Evidence) -> list[Cost]:
     the model adds it. Otherwise other programs cause the wait, and would do so with other settings too.
     """
     ratio, collate_ratio = min(1.0, e.fetch_cpu or 0.0), min(1.0, e.collate_cpu or e.fetch_cpu or 0.0)
-    full = cores_used(e) >= SATURATED * e.cores
-    queued = min(core_wait(e), 1 - ratio) if full else 0.0
+    full = not taken_by_others(e)
+    work = split_work(e)
+    queued, collate_queued = (work.fetching.queued, work.collating.queued) if full else (0.0, 0.0)
     own = max(0.01, 1 - e.wait_share)
     computing, short = (0.0, 0.0) if e.usage is None else (e.usage.consumer_cpu / own, e.usage.consumer_core_wait / own)
     computing = min(1.0, computing)
@@ -263,7 +265,7 @@ def costs_of(records: Sequence[BatchRecord], e: Evidence) -> list[Cost]:
         nanoseconds = (
             max(0.0, fetch * (1 - queued) - fetch_cpu),
             fetch_cpu,
-            max(0.0, collate * (1 - queued) - collate_cpu),
+            max(0.0, collate * (1 - collate_queued) - collate_cpu),
             collate_cpu,
             between,
             elapsed_ns(r.collated, r.received) if r.transport == "pickle" else 0,
@@ -483,7 +485,6 @@ def _without_line(costs: Sequence[Cost], line: LineTime, error: float) -> list[C
     made = sum(cost.made for cost in costs)
     computing = sum(cost.fetch_cpu + cost.collate_cpu for cost in costs)
     waiting = made - computing
-    # A worker without a core counts as computing in the samples of lines, but as waiting in its CPU time.
     cpu = min(computing, line.computing * scale * made)
     idle = min(waiting, share * scale * made - cpu)
     keeps_cpu, keeps_idle = 1 - cpu / computing if computing else 1.0, 1 - idle / waiting if waiting else 1.0
@@ -587,7 +588,7 @@ def predict(
     samples = sum(cost.samples for cost in costs) / len(costs)
     fewer = 1.0 if costs_change.batch_size is None else samples / costs_change.batch_size
     none = Prediction(change=change, measured=measured, batches=fewer)
-    reason = _unmodeled(cause, costs_change, samples * len(costs))
+    reason = _unmodeled(cause, costs_change, samples * len(costs), e)
     if reason:
         return replace(none, reason=reason)
     error = seconds / _seconds(replay([cost.job for cost in costs], now.unlimited), skipped) - 1
@@ -604,6 +605,9 @@ def predict(
     extremes = [found.speedup for found in by_variant]
     if max(extremes) > WIDE * max(1e-9, min(extremes)):
         text = f"it may be {min(extremes):.2f} x to {max(extremes):.2f} x, {_unmeasured(costs_change)}"
+        return replace(none, reason=text, replay_error=error)
+    if high > WIDE * WIDE * low:
+        text = f"it may be {low:.2f} x to {high:.2f} x, because the batches differ too much from each other"
         return replace(none, reason=text, replay_error=error)
     return replace(none, speedup=speedup, low=low, high=high, replay_error=error)
 
@@ -633,10 +637,12 @@ def _interval(ratios: Sequence[float], error: float) -> _Interval:
     return _Interval(speedup, max(0.0, speedup - spread), speedup + spread)
 
 
-def _unmodeled(cause: str, change: CostChange, samples: float) -> str:
+def _unmodeled(cause: str, change: CostChange, samples: float, e: Evidence) -> str:
     """Why there can be no prediction, regardless of the replay; "" if there may be one."""
     if cause in UNMODELED and not (cause == Cause.PICKLE and change.removes_pickling):
         return UNMODELED[Cause(cause)]
+    if core_wait(e) >= CONTENDED and taken_by_others(e):  # whatever the cause: more workers would wait, too
+        return UNMODELED[Cause.CORES_TAKEN]
     if change.line is not None and change.line.samples < MIN_SAMPLES:
         return (
             f"the workers' lines were sampled {change.line.samples} times, {MIN_SAMPLES} are needed: call "

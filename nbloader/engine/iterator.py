@@ -250,7 +250,7 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
         self.plan.delivered(task, 0)
         self._resources.returned = self._resources.failed = task.number
 
-    def _next(self) -> T_co:
+    def _next(self) -> T_co:  # noqa: C901 - one step after the other, for each batch
         if self._consumer is None:
             raise StopIteration
         requested = _clock()

@@ -23,6 +23,8 @@ class StackCount(NamedTuple):
     stack: tuple[CodeLine, ...]
     """The lines from `__getitem__` (or `collate_fn`, ...) to the innermost frame."""
     computing: float
-    """Number of samples in which the worker was running or runnable."""
+    """Number of samples in which the worker was running."""
     waiting: float
-    """Number of samples in which the worker waited for something other than a core."""
+    """Number of the other samples."""
+    queued: float = 0.0
+    """The part of `waiting` in which the worker was ready to run but had no core."""

@@ -32,7 +32,7 @@ from nbloader.metrics.aggregator import Aggregator
 from nbloader.metrics.hot_lines import HotLine
 from nbloader.metrics.process_probe import ProcessProbe
 from nbloader.metrics.rates import RATE_NS
-from nbloader.metrics.snapshot import ENDED, Outlook, Point, Snapshot
+from nbloader.metrics.snapshot import ENDED, NO_VERDICT, Outlook, Point, Snapshot
 from nbloader.metrics.usage_probe import UsageProbe
 from nbloader.report.trace import Trace
 
@@ -74,7 +74,7 @@ class _Predicted(NamedTuple):
     """What they depend on."""
     due: float
     """Time at which to compute them again, monotonic seconds."""
-    outlook: Outlook
+    changes: tuple[outlook.Change, ...]
 
 
 class Monitor:
@@ -97,7 +97,7 @@ class Monitor:
         """Samples the lines that workers execute."""
         self._changed_at = 0
         """Time of the last change that makes earlier batches useless for predictions, perf_counter ns."""
-        self._predicted = _Predicted((), 0.0, Outlook())
+        self._predicted = _Predicted((), 0.0, ())
         self._samples: SampleIndex | None = None
         """Facts about the dataset's samples; created when slow samples are found."""
         self._hits_before = 0
@@ -186,16 +186,18 @@ class Monitor:
         searching = self.tuning is not None and self.tuning.gauge.running
         hangs = s.stalled is not None and bool(s.restart)
         if not (searching or hangs or s.cause in outlook.NOT_BY_SETTINGS):  # no button contradicts the sentence
-            found = self._predictions(s, given, ended=ended)
+            shown = s.epoch_verdict if ended else s.now_verdict
+            changes = self._predictions(s, given, ended=ended)
+            found = outlook.outlook(changes, shown if shown.cause == s.cause else NO_VERDICT)
         if s.restart and not ended:
             return found._replace(suggestions=(outlook.restart(s.restart), *found.suggestions))
         return found
 
-    def _predictions(self, s: Snapshot, given: dict[str, Any], *, ended: bool) -> Outlook:
+    def _predictions(self, s: Snapshot, given: dict[str, Any], *, ended: bool) -> tuple[outlook.Change, ...]:
         made_for = (*given.values(), self._aggregator.run, self._changed_at, ended)
         before, began = self._predicted, time.monotonic()
         if s.epoch < 0 or (before.made_for == made_for and began < before.due):
-            return before.outlook
+            return before.changes
         fixed = given["iterable"] or self.draws_by_worker
         workers = given["num_workers"]
         present = outlook.Present(workers, -(-s.window // max(1, workers)), workers if fixed else self.most_workers)
@@ -203,7 +205,7 @@ class Monitor:
         def predict(changed: dict[str, int]) -> Prediction:
             return self._predict(s, changed, given, "", CostChange(), OUTLOOK_BATCHES)
 
-        found = outlook.outlook(s.epoch_verdict.cause, present, predict)
+        found = outlook.changes(s.epoch_verdict.cause, present, predict)
         now = time.monotonic()
         due = float("inf") if ended else now + max(OUTLOOK_S, (now - began) / OUTLOOK_SHARE)
         self._predicted = _Predicted(made_for, due, found)

@@ -10,7 +10,7 @@ import itertools
 import math
 import operator
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -49,7 +49,7 @@ from nbloader.metrics.rates import (
     without_progress,
 )
 from nbloader.metrics.snapshot import Point, SlowSample, Snapshot, Verdict, WorkerStats
-from nbloader.metrics.span import EpochSample, SpanOptions, measure
+from nbloader.metrics.span import EpochSample, SpanOptions, measure, thin_out
 from nbloader.metrics.stage_times import (
     SLOWEST,
     cpu_share,
@@ -85,7 +85,7 @@ COUNTED = 64
 """Number of batch records that are counted together, which costs a fraction of counting them one by one. A snapshot or
 another event counts them earlier."""
 JUDGED = 64
-"""Maximum number of batches of the last seconds that are measured for a verdict, evenly spaced."""
+"""Approximate maximum number of batches of the last seconds that are measured for a verdict."""
 MIN_SLOW = 4
 """Minimum number of slow samples for which facts are looked up: what fewer samples have in common may be chance."""
 JUDGE_NS = 1_000_000_000
@@ -464,7 +464,8 @@ class Aggregator:
             first_batch_in=None if first is None else first.left,
             eta_rough=rough and eta is not None,
         )
-        now = measure(_spread(rates.records, JUDGED), self._span(g, rates, usage, live=live))
+        judged = thin_out(rates.records, max(1, len(rates.records) / JUDGED))
+        now = measure(judged, self._span(g, rates, usage, live=live))
         epoch = self._epoch_evidence(g, snapshot, epoch_usage, stop, live=live)
         diagnosis = self._judge(
             snapshot, self._status(g, rates, stop), _with_facts(now, facts), _with_facts(epoch, facts)
@@ -662,12 +663,6 @@ def _with_facts(e: Evidence, facts: KnownFacts | None) -> Evidence:
     if facts is None or len(e.slow_indices) < MIN_SLOW:
         return e
     return replace(e, facts=facts((*e.slow_indices, *e.usual_indices)))
-
-
-def _spread(records: Sequence[BatchRecord], count: int) -> Sequence[BatchRecord]:
-    """Return at most `count` of the records, evenly spaced and including the newest."""
-    step = -(-len(records) // count) or 1
-    return records[::-1][::step][::-1] if step > 1 else records
 
 
 def _no_verdict(_s: Snapshot, _status: LoaderStatus, _now: Evidence, _epoch: Evidence) -> Diagnosis:

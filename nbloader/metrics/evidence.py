@@ -92,9 +92,12 @@ class Evidence:
     """Number of batches that may be requested ahead."""
 
     wait_share: float = 0.0
-    """Share of the span in which the loop waited. The `..._wait` shares below are parts of this share."""
+    """Share of the span in which the loop waited. It is the sum of the shares below for the first batches
+    (`first_wait`), stalls, sampler, placing, opening and producing."""
     startup_wait: float = 0.0
     """Share of the span in which the loop waited for each worker's first batch, beyond the usual time of a batch."""
+    first_wait: float = 0.0
+    """Share of the span in which the loop waited for each worker's first batch; includes `startup_wait`."""
     startup: float | None = None
     """Seconds from the start of the epoch to the delivery of its first batch."""
     worker_startup: float | None = None

@@ -9,6 +9,7 @@ the line that calls it.
 from __future__ import annotations
 
 import collections
+import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ MAX_STACKS = 2000
 SHOWN = 12
 """Number of lines in the text form."""
 _SOURCE, _PLACE = 60, 60
+_NOTABLE = 0.01
+"""Smallest share of waiting for a core that is shown."""
 
 
 class LineProfile:
@@ -28,15 +31,15 @@ class LineProfile:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._counts: dict[tuple[CodeLine, ...], tuple[float, float]] = {}
+        self._counts: dict[tuple[CodeLine, ...], StackCount] = {}
 
     def add(self, counts: Iterable[StackCount]) -> None:
         """Add samples."""
         with self._lock:
-            for stack, computing, waiting in counts:
+            for count in counts:
+                stack = count.stack
                 key = stack if stack in self._counts or len(self._counts) < MAX_STACKS else stack[:1]
-                before = self._counts.get(key, (0.0, 0.0))
-                self._counts[key] = before[0] + computing, before[1] + waiting
+                self._counts[key] = _plus(self._counts.get(key) or StackCount(key, 0.0, 0.0), count)
 
     def clear(self) -> None:
         """Forget all samples."""
@@ -46,8 +49,15 @@ class LineProfile:
     def stacks(self) -> tuple[StackCount, ...]:
         """Return all stacks, most frequent first."""
         with self._lock:
-            found = [StackCount(stack, *count) for stack, count in self._counts.items()]
+            found = list(self._counts.values())
         return tuple(sorted(found, key=lambda s: (-s.computing - s.waiting, s.stack)))
+
+
+def _plus(one: StackCount, other: StackCount) -> StackCount:
+    """Add the samples of another stack."""
+    return StackCount(
+        one.stack, one.computing + other.computing, one.waiting + other.waiting, one.queued + other.queued
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,9 +67,11 @@ class HotLine:
     share: float
     """Share of the samples in which this was the innermost line of the user's own code, 0 to 1."""
     computing: float
-    """The part of `share` in which the worker was running or runnable."""
+    """The part of `share` in which the worker used a core: CPU time."""
     waiting: float
-    """The part of `share` in which the worker waited for a disk, a network, a lock or a sleep."""
+    """The part of `share` in which the worker waited for a disk, a network, a lock, a sleep or a core."""
+    queued: float = 0.0
+    """The part of `waiting` in which the worker was ready to run but had no core."""
     total: float
     """Share of the samples in which the line was on the stack. Includes the user's functions that it calls."""
     source: str
@@ -75,7 +87,7 @@ class HotLine:
 
     def __str__(self) -> str:
         """Return the shares, the text and the place as one line of text."""
-        parts = f"{percent(self.computing)} computing, {percent(self.waiting)} waiting"
+        parts = describe_split(self)
         return f"{percent(self.share)}  {self.source or self.function}  ({self.place}; {parts})"
 
 
@@ -87,9 +99,11 @@ class HotLines:
     samples: int = 0
     """Number of samples. Each sample is the stack of a busy worker at one moment."""
     computing: float = 0.0
-    """Share of the samples in which the worker was running or runnable."""
+    """Share of the samples in which the worker used a core: CPU time."""
     waiting: float = 0.0
     """Share of the samples in which the worker waited."""
+    queued: float = 0.0
+    """The part of `waiting` in which the worker was ready to run but had no core."""
     profiling: bool = False
     """Whether samples are taken while an epoch runs."""
     stacks: tuple[StackCount, ...] = ()
@@ -119,7 +133,12 @@ class HotLines:
         key = (line.file, line.line)
         found = [s for s in self.stacks if any((x.file, x.line) == key for x in s.stack)]
         samples = sum(s.computing + s.waiting for s in self.stacks) or 1
-        return StackCount((), sum(s.computing for s in found) / samples, sum(s.waiting for s in found) / samples)
+        return StackCount(
+            (),
+            sum(s.computing for s in found) / samples,
+            sum(s.waiting for s in found) / samples,
+            sum(s.queued for s in found) / samples,
+        )
 
     def __iter__(self) -> Iterator[HotLine]:
         """Iterate over the lines, largest share first."""
@@ -143,7 +162,7 @@ class HotLines:
             if self.profiling:
                 return "No samples of the workers' lines yet."
             return "The workers' lines are not sampled: call loader.profile_lines() before or during an epoch."
-        split = f"{percent(self.computing)} computing, {percent(self.waiting)} waiting"
+        split = describe_split(self)
         rows = [("share", "computing", "waiting", "line", "place")]
         rows += [_row(line) for line in self.lines[:SHOWN]]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -159,6 +178,12 @@ class HotLines:
                 *([f"and {plural(more, 'more line')}"] if more > 0 else []),
             ]
         )
+
+
+def describe_split(part: HotLine | HotLines) -> str:
+    """Describe how some time is divided, such as "40 % computing, 60 % waiting (50 % for a core)"."""
+    core = f" ({percent(part.queued)} for a core)" if part.queued >= _NOTABLE else ""
+    return f"{percent(part.computing)} computing, {percent(part.waiting)} waiting{core}"
 
 
 def _row(line: HotLine) -> tuple[str, str, str, str, str]:
@@ -198,21 +223,21 @@ def find_hot_lines(
         source: Returns the text of a line.
         place: Returns where a line is, as in `HotLine.place`.
     """
-    own: dict[CodeLine, tuple[float, float]] = {}
+    own: dict[CodeLine, StackCount] = {}
     total: collections.Counter[CodeLine] = collections.Counter()
-    for stack, computing, waiting in stacks:
-        blamed = blamed_line(stack, is_library)
-        before = own.get(blamed, (0.0, 0.0))
-        own[blamed] = before[0] + computing, before[1] + waiting
-        for line in set(stack):
-            total[line] += computing + waiting  # type: ignore[assignment]
-    computing, waiting = (sum(s.computing for s in stacks), sum(s.waiting for s in stacks))
-    samples = computing + waiting
+    for count in stacks:
+        blamed = blamed_line(count.stack, is_library)
+        own[blamed] = _plus(own.get(blamed) or StackCount((blamed,), 0.0, 0.0), count)
+        for line in set(count.stack):
+            total[line] += count.computing + count.waiting  # type: ignore[assignment]
+    whole = functools.reduce(_plus, stacks, StackCount((), 0.0, 0.0))
+    samples = whole.computing + whole.waiting
     lines = [
         HotLine(
-            share=(c + w) / samples,
-            computing=c / samples,
-            waiting=w / samples,
+            share=(count.computing + count.waiting) / samples,
+            computing=count.computing / samples,
+            waiting=count.waiting / samples,
+            queued=count.queued / samples,
             total=total[line] / samples,
             source="" if line.file == STAGE_FILE else source(line.file, line.line),
             place="nbloader" if line.file == STAGE_FILE else place(line.file, line.line),
@@ -220,14 +245,15 @@ def find_hot_lines(
             file=line.file,
             line=line.line,
         )
-        for line, (c, w) in own.items()
-        if c + w > 0
+        for line, count in own.items()
+        if count.computing + count.waiting > 0
     ]
     return HotLines(
         lines=tuple(sorted(lines, key=lambda x: (-x.share, x.file, x.line, x.function))),
         samples=round(samples),
-        computing=computing / samples if samples else 0.0,
-        waiting=waiting / samples if samples else 0.0,
+        computing=whole.computing / samples if samples else 0.0,
+        waiting=whole.waiting / samples if samples else 0.0,
+        queued=whole.queued / samples if samples else 0.0,
         profiling=profiling,
         stacks=stacks,
     )

@@ -194,6 +194,12 @@ class Verdict(NamedTuple):
     """The second cause if there are two; "" otherwise."""
     restart: tuple[int, ...] = ()
     """Workers whose restart would help."""
+    evidence: str = ""
+    """The part of `sentence` that says what limited the loop, without what to do about it."""
+    more_workers: bool | None = None
+    """Whether more workers help; None if `sentence` does not say so."""
+    larger_window: bool | None = None
+    """Whether a larger prefetch window helps; None if `sentence` does not say so."""
 
 
 class Suggestion(NamedTuple):

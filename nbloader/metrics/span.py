@@ -3,11 +3,15 @@
 A wait is divided by what happened during it: the sampler drew indices, the batch was ready and was being built or
 uploaded, or the batch was still being produced. The first batches of an epoch (start-up) and a few exceptional batches
 (stalls) are measured separately, so that the rest describes the loader in its steady state.
+
+Only a sample of the batches is examined, but the total wait is known exactly. The sample therefore only tells in which
+proportions the rest of the wait is divided: the parts always add up to `wait_share`.
 """
 
 from __future__ import annotations
 
 import collections
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +23,7 @@ from nbloader.metrics.stage_times import elapsed_ns, median, returned_at, share_
 from nbloader.metrics.usage import Usage
 
 SAMPLED = 128
-"""Minimum number of records kept of an epoch, evenly spread over it."""
+"""Number of records from which the records kept of an epoch are thinned out: at least about this many are kept."""
 OPENING = 32
 """Number of records kept from the start of an epoch."""
 WORST = 16
@@ -38,22 +42,40 @@ SLOW_LISTED = 64
 """Maximum number of slow samples whose indices are kept."""
 USUAL_LISTED = 128
 """Maximum number of usual samples whose indices are kept."""
+_HASHES = 1 << sys.hash_info.width
+"""Number of hashes, half of which are negative."""
+
+
+def thin_out(records: Sequence[BatchRecord], one_in: float) -> list[BatchRecord]:
+    """Return about one in so many records, which have no rhythm in common.
+
+    Several workers in step produce batches in a rhythm: with four workers, every fourth batch has the whole wait. A
+    sample with a fixed stride may consist of such batches only, or contain none.
+
+    Args:
+        records: The records. The choice depends on the numbers of the batches only: a record that is in a sample is in
+            all larger samples, too.
+        one_in: How many records there are for each record that is returned.
+    """
+    if one_in <= 1:
+        return list(records)
+    below = round(_HASHES / one_in) - _HASHES // 2
+    return [r for r in records if hash((r.index,)) < below]
 
 
 class EpochSample:
-    """Records of an epoch: the first ones, evenly spaced ones, and those with the longest waits."""
+    """Records of an epoch: the first ones, some that are spread over it, and those with the longest waits."""
 
     def __init__(self) -> None:
         self.opening: list[BatchRecord] = []
         self.records: list[BatchRecord] = []
         self.stride = 1
-        """`records` holds one in this many batches."""
+        """`records` holds about one in this many batches."""
         self.worst: list[BatchRecord] = []
         self._floor = 0
-        self._added = 0
 
     def add(self, records: Sequence[BatchRecord], pauses: Pauses) -> None:
-        """Add the records of the next batches. Takes about 0.1 us per batch.
+        """Add the records of the next batches. Takes about 0.2 us per batch.
 
         Args:
             records: The records.
@@ -61,11 +83,10 @@ class EpochSample:
         """
         if len(self.opening) < OPENING:
             self.opening += records[: OPENING - len(self.opening)]
-        self.records += records[-self._added % self.stride :: self.stride]
-        self._added += len(records)
+        self.records += thin_out(records, self.stride)
         while len(self.records) >= 2 * SAMPLED:
-            self.records = self.records[::2]
             self.stride *= 2
+            self.records = thin_out(self.records, self.stride)
         floor = self._floor
         self.worst += [r for r in records if r.delivered - r.requested > floor and _wait(r, pauses) > floor]
         if len(self.worst) >= 2 * WORST:
@@ -123,7 +144,7 @@ def measure(records: Sequence[BatchRecord], options: SpanOptions) -> Evidence:
     """Measure a span.
 
     Args:
-        records: Records of evenly spaced batches of the span.
+        records: Records of batches that are spread over the span.
         options: What else is known about the span.
     """
     o = options
@@ -135,6 +156,7 @@ def measure(records: Sequence[BatchRecord], options: SpanOptions) -> Evidence:
         )  # fmt: skip
     workers = 1 if o.place == "inline" else max(o.workers, 1) if o.workers else len({r.worker for r in records})
     span_ns = max(1, round(o.seconds * 1e9))
+    waited_ns = round(o.wait_share * span_ns)
     first = {r.index for r in o.opening[:workers]} if o.opening else set()
     steady = [r for r in records if r.index not in first] or list(records)
 
@@ -144,11 +166,13 @@ def measure(records: Sequence[BatchRecord], options: SpanOptions) -> Evidence:
     opening = [(r, _wait(r, o.pauses)) for r in o.opening[:workers]]
     drawn_first = sum(min(_drawn(r), wait) for r, wait in opening)
     # Even an ideal loader takes the time of one batch to deliver the first. Up to twice that is not worth reporting.
-    startup_ns = max(0, sum(wait for _r, wait in opening) - drawn_first - 2 * usual_make - workers * usual_wait)
+    drawn_first = min(drawn_first, waited_ns)
+    first_ns = min(sum(wait for _r, wait in opening), waited_ns) - drawn_first
+    startup_ns = max(0, first_ns - 2 * usual_make - workers * usual_wait)
     stalled = _stalls([*steady, *(r for r in o.worst if r.index not in first)], o, usual_make, usual_wait)
     if o.waiting > _stall_limit(usual_make, usual_wait) and o.waiting_for is not None:
         stalled[o.waiting_for] = o.waiting
-    stall_ns = sum(wait - usual_wait for wait in stalled.values())
+    stall_ns = min(sum(wait - usual_wait for wait in stalled.values()), waited_ns - first_ns - drawn_first)
     kept = [(r, wait, make) for r, wait, make in zip(steady, waits, makes, strict=True) if r.index not in stalled]
     kept = kept or list(zip(steady, waits, makes, strict=True))
     regular = [r for r, _wait_ns, _make in kept]
@@ -168,7 +192,12 @@ def measure(records: Sequence[BatchRecord], options: SpanOptions) -> Evidence:
     steady_ns = max(1, span_ns - startup_ns - drawn_first - stall_ns)
     steady_batches = max(1, o.batches - len(first) - len(stalled))
     count = len(regular)
-    part = steady_batches / count / span_ns  # share of the span, per ns measured in these batches
+    there_ns, drawn_ns, placed_ns = sum(there), sum(sampling), sum(placed)
+    produced_ns = sum(regular_waits) - drawn_ns - there_ns
+    rest = max(0, waited_ns - first_ns - drawn_first - stall_ns) / span_ns
+    if not any(regular_waits):  # the whole rest is a wait that has not ended
+        produced_ns = 1
+    part = rest / (there_ns + drawn_ns + produced_ns)  # share of the span, per ns measured in these batches
     worst = max([*steady, *(r for r in o.worst if r.index not in first)], key=_waited)
     used = busy_ns / count * steady_batches / ((o.crew or workers) * steady_ns)
     overlap = used if used > OVERLAPPING and _overlap([*o.opening, *records]) else 1.0
@@ -188,16 +217,17 @@ def measure(records: Sequence[BatchRecord], options: SpanOptions) -> Evidence:
         place=o.place,
         window=o.window,
         wait_share=o.wait_share,
-        startup_wait=share_of(startup_ns, span_ns) if opening else 0.0,
+        startup_wait=share_of(startup_ns, span_ns),
+        first_wait=share_of(first_ns, span_ns),
         startup=o.startup,
         worker_startup=o.worker_startup,
         stall_wait=share_of(stall_ns, span_ns),
         stalls=len(stalled),
         worst=_worst(worst, o),
-        sampler_wait=sum(sampling) * part + share_of(drawn_first, span_ns),
-        placing_wait=sum(placed) * part,
-        opening_wait=(sum(there) - sum(placed)) * part,
-        producing_wait=(sum(regular_waits) - sum(sampling) - sum(there)) * part,
+        sampler_wait=drawn_ns * part + share_of(drawn_first, span_ns),
+        placing_wait=placed_ns * part,
+        opening_wait=(there_ns - placed_ns) * part,
+        producing_wait=produced_ns * part,
         step_ms=sum(elapsed_ns(r.delivered, returned_at(r)) for r in regular) / count / 1e6,
         make_ms=usual_make / 1e6,
         fetch_ms=sum(fetches) / count / 1e6,

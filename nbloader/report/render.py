@@ -74,6 +74,7 @@ def to_text(s: Snapshot) -> str:
 def other_verdict(s: Snapshot) -> str:
     """Name what limited the loop over the other span; "" if the headline already says it, or if it is unknown.
 
+    What to do follows from the headline alone: two spans may have different causes, and remedies that contradict.
     The headline is about the last seconds while an epoch runs, and about the whole epoch afterwards.
     """
     ended = s.state in ENDED
@@ -81,7 +82,7 @@ def other_verdict(s: Snapshot) -> str:
     told = (s.cause, s.epoch_verdict.also if ended else s.now_verdict.also)
     if s.cause in ("idle", "starting") or other.cause in (*told, "", "unknown"):
         return ""
-    return f"{head}: {other.sentence}"
+    return f"{head}: {other.evidence}"
 
 
 def outlook(s: Snapshot) -> str:

@@ -1,7 +1,7 @@
 """Sample what a worker executes: its Python stack at one moment, and whether it computed or waited.
 
     line profiler, in the notebook     WorkerHandle.sample_stack()
-      process: reads from /proc whether it runs, counts that in its status, sends a signal
+      process: reads from /proc whether it runs or waits, counts that in its status, sends a signal
                     -> LineSampler, in the worker: counts the stack -> message, once in a while
       thread:  ThreadSampler reads its stack (`thread_sampler.py`)
 
@@ -71,7 +71,7 @@ class LineSampler:
         self._status = status
         self._root = root
         self._counts: dict[tuple[CodeLine, ...], StackCount] = {}
-        self._computing, self._waiting = status.computing, status.waiting
+        self._computing, self._waiting, self._queued = status.computing, status.waiting, status.queued
         self.unsent = 0
         """Number of samples since the last message."""
         self._sent = 0
@@ -85,14 +85,17 @@ class LineSampler:
 
     def _sample(self, _signal: int, frame: FrameType | None) -> None:
         status = self._status
-        computing, waiting = status.computing, status.waiting
+        computing, waiting, queued = status.computing, status.waiting, status.queued
         new_computing, new_waiting = computing - self._computing, waiting - self._waiting
-        self._computing, self._waiting = computing, waiting
+        new_queued = queued - self._queued
+        self._computing, self._waiting, self._queued = computing, waiting, queued
         stack = user_lines(frame, self._root, status.state)
         if stack is None or (stack not in self._counts and len(self._counts) >= MAX_UNSENT):
             return
         before = self._counts.get(stack) or StackCount(stack, 0, 0)
-        self._counts[stack] = StackCount(stack, before.computing + new_computing, before.waiting + new_waiting)
+        self._counts[stack] = StackCount(
+            stack, before.computing + new_computing, before.waiting + new_waiting, before.queued + new_queued
+        )
         self.unsent += new_computing + new_waiting
 
     def due(self, now: int) -> bool:
@@ -114,10 +117,3 @@ class LineSampler:
         self._sent += self.unsent
         self.unsent, self._sent_at = 0, now
         return list(counts.values())
-
-
-def is_running(pid: int) -> bool:
-    """Whether the main thread of a process is running or runnable. Also True if the system does not report this."""
-    from nbloader._util.proc import UNKNOWN, state_of  # workers do not need it
-
-    return state_of(f"/proc/{pid}/task/{pid}/stat") in ("R", UNKNOWN)

@@ -73,6 +73,7 @@ from nbloader.workers.messages import (
     WorkerMessage,
 )
 from nbloader.workers.reachable import holds_for_this_thread
+from nbloader.workers.run_state import RunState, RunStateReader
 from nbloader.workers.status import PRODUCING, SHARED_STATUS_SIZE, SharedStatus, WorkerState
 from nbloader.workers.task_claims import CLAIMS_SIZE, TaskRevoker
 
@@ -231,6 +232,7 @@ class ProcessHandle(WorkerHandle):
         self.status_fd = descriptors.status
         self.revoker = TaskRevoker(memory, SHARED_STATUS_SIZE, descriptors.status)
         self.stack_pipe = StackPipe(descriptors.stack)
+        self._run_state = RunStateReader()
         self.killed = False
         self.leaving = False
         """Whether the worker was told to leave: nothing is sent to it any more."""
@@ -290,10 +292,10 @@ class ProcessHandle(WorkerHandle):
         if self.gone or line_sampler.SIGNAL is None or status.state not in PRODUCING:
             return
         pid = status.pid  # not 0, since the worker is producing a batch
-        if line_sampler.is_running(pid):
-            status.computing += 1
-        else:
-            status.waiting += 1
+        state = self._run_state.read(pid)
+        status.computing += state is RunState.COMPUTING
+        status.waiting += state is not RunState.COMPUTING
+        status.queued += state is RunState.QUEUED
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, line_sampler.SIGNAL)
 

@@ -69,6 +69,7 @@ class SharedStatus(ctypes.Structure):
         ("computing", ctypes.c_int64),
         ("waiting", ctypes.c_int64),
         ("abandoned", ctypes.c_int64),
+        ("queued", ctypes.c_int64),
     )
 
     state: int
@@ -78,10 +79,12 @@ class SharedStatus(ctypes.Structure):
     position: int
     pid: int
     computing: int
-    """Number of stack samples that were requested while the worker computed. The notebook's process writes this field
-    and `waiting`."""
+    """Number of stack samples that were requested while the worker computed. The notebook's process writes this field,
+    `waiting` and `queued`."""
     waiting: int
     """Number of stack samples that were requested while the worker waited."""
+    queued: int
+    """The part of `waiting` in which the worker waited for a core."""
     abandoned: int
     """See `WorkerStatus`."""
 

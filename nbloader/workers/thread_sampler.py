@@ -26,6 +26,8 @@ class ThreadSampler:
         self._root = root
         self._before = (0, 0)
         """Time of the last call, and the CPU time that the thread had used (including waits for a core), ns."""
+        self._queued = 0
+        """The part of that time in which the thread waited for a core, ns."""
 
     def sample(self, ident: int, native_id: int, status: WorkerStatus) -> StackCount | None:
         """Return the current stack of the thread; None if the thread is not producing a batch.
@@ -42,6 +44,7 @@ class ThreadSampler:
         now, times = _clock(), cpu_times(pid, native_id)
         used = 0 if times is None else times.running + times.waiting
         before, self._before = self._before, (now, used)
+        queued_before, self._queued = self._queued, 0 if times is None else times.waiting
         stage = status.state
         stack = user_lines(sys._current_frames().get(ident), self._root, stage) if stage in PRODUCING else None
         if stack is None:
@@ -52,4 +55,5 @@ class ThreadSampler:
             share = 1.0
         elif not any(part in (function := waits_in(task)) for part in ("futex", UNKNOWN)) and function != "0":
             share = 0.0
-        return StackCount(stack, share, 1 - share)
+        queued = share * min(1.0, max(0.0, self._queued - queued_before) / max(1, used - before[1]))
+        return StackCount(stack, share - queued, 1 - share + queued, queued)

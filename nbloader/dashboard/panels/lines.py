@@ -10,12 +10,12 @@ from nbloader._util.code_places import is_library, place_of, source_line
 from nbloader._util.format import clean, percent, plural
 from nbloader.dashboard.panels.base import Frame, Panel, section
 from nbloader.events.stack_samples import STAGE_FILE, CodeLine
-from nbloader.metrics.hot_lines import HotLine, HotLines
+from nbloader.metrics.hot_lines import HotLine, HotLines, describe_split
 
 COLUMNS = {
     "Share": "Share of the workers' time, including the libraries that the line calls",
-    "Computing": "The part of it in which the worker computed, or would have with a free core",
-    "Waiting": "The part of it in which it waited: for a disk, a network, a lock, a sleep",
+    "Computing": "The part of it in which the worker used a core",
+    "Waiting": "The part of it in which it waited: for a disk, a network, a lock, a sleep, a core",
     "Line": "A line of your code, or of a library if none of your code is on the stack",
     "Place": "Cell or file, and function",
 }
@@ -73,8 +73,7 @@ class Lines(Panel):
 def _summary(hot: HotLines) -> str:
     if not hot.lines:
         return ""
-    split = f"{percent(hot.computing)} computing, {percent(hot.waiting)} waiting"
-    return f"{plural(hot.samples, 'sample')} of busy workers: {split}"
+    return f"{plural(hot.samples, 'sample')} of busy workers: {describe_split(hot)}"
 
 
 def _first(line: HotLine) -> str:
@@ -125,12 +124,12 @@ class _Node:
 def flame_blocks(hot: HotLines) -> list[Block]:
     """Build the blocks of a flame graph: the widest calls of each line, below the block of that line."""
     root = _Node()
-    for stack, computing, waiting in hot.stacks:
+    for count in hot.stacks:
         node = root
-        for line in (None, *stack[:LEVELS]):
+        for line in (None, *count.stack[:LEVELS]):
             node = node if line is None else node.calls.setdefault(line, _Node())
-            node.computing += computing
-            node.waiting += waiting
+            node.computing += count.computing
+            node.waiting += count.waiting
     blocks: list[Block] = []
     level: list[tuple[float, _Node]] = [(0.0, root)]
     for depth in range(LEVELS):

@@ -183,7 +183,8 @@ def _ready(s: Snapshot, ready: list[int]) -> Box:
     if s.state == "running" and _waits_notably(s) and not s.ready:
         return _box("ready", "Ready", note=note, mark="empty", alarm="starved: no batch is ready")
     if s.state == "running" and _is_full(s):
-        alarm = f"full: {_slowest_after(s)} is slower"
+        slower = _slowest_after(s)
+        alarm = f"full: {slower} is slower" if slower else "full at this moment"
         return _box("ready", "Ready", ready, count=count, note=note, mark="full", alarm=alarm)
     return _box("ready", "Ready", ready, count=count, note=note)
 
@@ -194,8 +195,9 @@ def _waits_notably(s: Snapshot) -> bool:
 
 
 def _slowest_after(s: Snapshot) -> str:
+    """What takes longer than production; "" if a full buffer does not tell, because the loop waits at other moments."""
     if s.cause != "upload":
-        return "your loop"
+        return "your loop" if s.wait_share < SHORT_WAITS else ""
     pins_longer = s.uploads is not None and s.uploads.pin > (s.uploads.copy or 0.0)
     return "pinning" if pins_longer else "the upload"
 
