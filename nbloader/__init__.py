@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from nbloader.workers.worker_info import get_worker_info
 
 __version__ = "0.2.0"
-__path__.append(f"{__path__[0]}/_v0_1")  # modules that pickles of earlier versions name
 
 _MODULES = {
     "DataLoader": "nbloader.loader",

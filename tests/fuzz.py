@@ -102,8 +102,6 @@ class Case:
             case.shared["chunk_size"] = case.batch_size // 2
         case.options = {"num_workers": rng.randint(1, 4), "workers": rng.choice(["process", "process", "thread"])}
         case.options |= rng.choice([{}, {}, {"prefetch": rng.randint(0, 9)}, {"prefetch_factor": rng.randint(1, 4)}])
-        if case.options["workers"] == "process":
-            case.options |= rng.choice([{}, {}, {"transport": "pickle"}])
         kinds = ["restart", "resize", "pause", "step", "stats", "prefetch"]
         if case.options["workers"] == "process":
             kinds += ["kill", "kill", "stop"]

@@ -33,7 +33,7 @@ class Shuffling:
 
 
 class Remembering(Shuffling):
-    """A sampler with `state_dict()`, whose every epoch differs. States in `saved_by_0_1.json` have its name."""
+    """A sampler with `state_dict()`, whose every epoch differs."""
 
     def __init__(self, n):
         super().__init__(n)

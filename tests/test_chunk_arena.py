@@ -471,8 +471,6 @@ def test_chunk_size_works_with_the_other_options(who):
         assert [[batch["i"][0].item() for batch in group] for group in groups] == [[0, 8], [16, 24], [32, 40]]
     with DataLoader(dataset, 8, chunk_size=8, **who) as loader:
         assert_same(list(loader), expected(dataset, 8))
-    with DataLoader(dataset, 8, chunk_size=2, transport="pickle", num_workers=2) as loader:
-        assert_same(list(loader), expected(dataset, 8))
 
 
 def test_after_reload_no_batch_mixes_the_datasets():

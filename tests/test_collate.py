@@ -27,7 +27,7 @@ from nbloader.batch.collate import (
     convert,
 )
 from nbloader.batch.rebuild import builder
-from nbloader.batch.serialize import ArrayToBeTensor, dump_object, load_object, tensor_of
+from nbloader.batch.serialize import ArrayToBeTensor, dump_extras, dump_object, load_object, tensor_of
 from nbloader.batch.stack import collate_to_tensors
 
 try:
@@ -104,7 +104,7 @@ def collate(samples: list[Any], output: str = "torch") -> Any:
     plan.fill(memory)
     hash(plan.tree)
     tree = cloudpickle.loads(cloudpickle.dumps(plan.tree))
-    extras = pickle.loads(dump_object(plan.extras, out_of_band=False).data)
+    extras = pickle.loads(dump_extras(plan.extras)) if plan.extras else []
     return builder(tree, output)(memory, extras)
 
 

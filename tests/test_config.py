@@ -94,7 +94,6 @@ WRONG = [
     (DATA, {"generator": 42}, TypeError, "generator.*torch.Generator.*42"),
     (DATA, {"output": "jax"}, ValueError, "output must be one of 'torch', 'numpy', not 'jax'"),
     (DATA, {"output": ["torch"]}, ValueError, "output"),
-    (DATA, {"transport": "tcp"}, ValueError, "transport must be one of 'shared_memory', 'pickle', not 'tcp'"),
     (DATA, {"device": "warp drive"}, ValueError, "device.*'warp drive'"),
     (DATA, {"device": 1.5}, ValueError, "device.*1.5"),
     (DATA, {"upload_ahead": -1}, ValueError, "upload_ahead.*-1"),

@@ -207,7 +207,7 @@ def test_a_worker_knows_its_shard_and_its_dataset():
     assert get_worker_info() is None
 
 
-@pytest.mark.parametrize("options", [{"prefetch": 0}, {"prefetch_factor": 5}, {"transport": "pickle"},
+@pytest.mark.parametrize("options", [{"prefetch": 0}, {"prefetch_factor": 5},
                                      {"multiprocessing_context": "spawn"}, {"persistent_workers": True},
                                      {"timeout": 60}, {"output": "numpy"}], ids=str)  # fmt: skip
 def test_options_do_not_change_the_batches(options):

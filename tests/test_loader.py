@@ -6,6 +6,7 @@ import gc
 import itertools
 import logging
 import os
+import pickle
 import random
 import resource
 import subprocess
@@ -163,7 +164,6 @@ def test_the_generator_determines_order_and_seeds():
         {"prefetch_factor": 0},
         {"prefetch": 1},
         {"prefetch": 100},
-        {"transport": "pickle"},
         {"multiprocessing_context": "spawn"},
         {"persistent_workers": True},
         {"timeout": 60},
@@ -196,8 +196,7 @@ def test_numpy_output(workers):
         assert [int(x) for x in loader] == list(range(6))
 
 
-@pytest.mark.parametrize("how", [{}, {"num_workers": 1}, {"num_workers": 1, "workers": "thread"},
-                                 {"num_workers": 1, "transport": "pickle"}], ids=str)  # fmt: skip
+@pytest.mark.parametrize("how", [{}, {"num_workers": 1}, {"num_workers": 1, "workers": "thread"}], ids=str)
 def test_numpy_output_with_every_kind_of_collation(how):
     samples = [{"x": np.ones(3), "y": (1, 2.5), "z": [i, np.float32(i) if i % 2 else float(i)]} for i in range(4)]
     with DataLoader(samples, 2, output="numpy", **how) as loader:
@@ -669,7 +668,7 @@ def test_the_transport_of_a_batch_is_recorded():
 
     assert transports(Images(4)) == {"segment"}
     assert transports(Numbers(4)) == {"inline"}
-    assert transports(Images(4), transport="pickle") == {"pickle"}
+    assert transports(Images(4), collate_fn=pickle.dumps) == {"pickle"}
 
 
 def test_a_batch_that_is_ready_does_not_wait_for_more_than_one_draw_of_a_slow_sampler(monkeypatch):

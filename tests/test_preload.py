@@ -85,16 +85,6 @@ def test_a_function_from_a_module_needs_what_the_module_imports():
     assert "torch" in preload.needed(b"", in_a_cell(), collate, None, "raise")
 
 
-def test_batches_that_torch_collates_need_torch():
-    assert preload.expected(in_a_cell(), by_torch=True) == ["torch"]
-    for transport, collate_fn, needed in (
-        ("pickle", None, True),
-        ("pickle", len, False),
-        ("shared_memory", None, False),
-    ):
-        assert ("torch" in ProcessSetup(light.Numbers(4), collate_fn, None, "raise", transport).preload) == needed
-
-
 def test_a_class_of_the_notebook_needs_what_its_methods_refer_to():
     def with_numpy(self, i):
         return np.zeros(i)
@@ -273,7 +263,7 @@ STRANGE = {
 def test_whatever_a_module_holds_is_no_error(drawing, name):
     vars(drawing)["value"] = STRANGE[name]()
     assert isinstance(draws_from_numpy(drawing.Plain()), bool)
-    assert ProcessSetup(drawing.Plain(), None, None, "raise", "shared_memory").packages == frozenset()
+    assert ProcessSetup(drawing.Plain(), None, None, "raise").packages == frozenset()
 
 
 @pytest.mark.parametrize("module", [None, Unhashable("drawing_datasets"), object()], ids=["None", "module", "object"])
@@ -304,12 +294,12 @@ def test_code_of_the_notebook_that_draws_from_numpy_is_found():
 @pytest.mark.usefixtures("no_server")
 def test_workers_import_numpy_random_when_they_need_it(drawing):
     """And draw then what they would have drawn if it had been imported before."""
-    setup = ProcessSetup(drawing.Late(), None, None, "raise", "shared_memory")
+    setup = ProcessSetup(drawing.Late(), None, None, "raise")
     assert setup.preload == []
     with DataLoader(drawing.Late(), batch_size=2, num_workers=1, generator=torch.Generator().manual_seed(3)) as loader:
         late, had = zip(*loader, strict=True)
     assert [value.tolist() for value in had] == [[False, True], [True, True], [True, True]]
-    assert ProcessSetup(drawing.Draws(), None, None, "raise", "shared_memory").preload == ["numpy.random"]
+    assert ProcessSetup(drawing.Draws(), None, None, "raise").preload == ["numpy.random"]
     with DataLoader(drawing.Draws(), batch_size=2, num_workers=1, generator=torch.Generator().manual_seed(3)) as loader:
         expected = list(loader)
     assert late[0].tolist() == [expected[0][0].item(), -1.0]

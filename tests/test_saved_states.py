@@ -1,7 +1,7 @@
-"""States of `DataLoader.state_dict()` that an earlier release saved: they load, and the remaining batches are the same.
+"""States of `DataLoader.state_dict()` are a file format: those of version 1 load, with the same remaining batches.
 
-`states/version_1.json` was written by the release before the modules moved into packages. For each loader below it has
-a state from the middle of an epoch and one from between epochs, the rest of the epoch, and the epoch after it.
+For each loader below `states/version_1.json` has a state from the middle of an epoch and one from between epochs, the
+rest of the epoch, and the epoch after it.
 """
 
 import json
@@ -37,7 +37,7 @@ LOADERS = {
 
 @pytest.mark.parametrize("moment", ["in epoch", "between epochs"])
 @pytest.mark.parametrize("name", LOADERS)
-def test_a_state_of_an_earlier_release_resumes_with_the_same_batches(name, moment):
+def test_a_saved_state_resumes_with_the_same_batches(name, moment):
     saved = SAVED[name][moment]
     torch.manual_seed(99)  # no influence on a loader that was resumed
     with LOADERS[name]() as loader:
@@ -45,6 +45,15 @@ def test_a_state_of_an_earlier_release_resumes_with_the_same_batches(name, momen
         assert [batch.tolist() for batch in loader] == saved["rest"]
         if saved["next"] is not None:
             assert [batch.tolist() for batch in loader] == saved["next"]
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_a_state_has_the_entries_of_the_format(name):
+    with LOADERS[name]() as loader:
+        next(iter(loader))
+        written, saved = loader.state_dict(), SAVED[name]["in epoch"]["state"]
+        assert list(written) == list(saved)
+        assert set(written["epoch"]) == set(saved["epoch"])
 
 
 def test_a_state_that_was_saved_without_torch_is_refused():

@@ -130,12 +130,6 @@ def test_arrays_arrive_writable():
     assert got["a"].tolist() == [97, 98, 99, 100]
 
 
-def test_in_band_pickles_have_no_buffers():
-    dumped = dump_object({"a": [np.ones(3)]}, out_of_band=False)
-    assert (dumped.runs, dumped.nbytes) == ([], 0)
-    assert len(dumped.data) > 24
-
-
 def test_arrays_whose_dtype_was_unpickled_are_sent_beside_the_pickle():
     """As in a worker whose dataset holds them: such a dtype is another object than NumPy's own, and not "built in"."""
     dtype = pickle.loads(pickle.dumps(np.dtype(np.float32)))

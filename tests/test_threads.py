@@ -108,7 +108,7 @@ def test_options_do_not_change_the_batches(options):
 
 @pytest.mark.parametrize(
     "options",
-    [{"workers": "fibre"}, {"transport": "pickle"}, {"multiprocessing_context": "spawn"}],
+    [{"workers": "fibre"}, {"multiprocessing_context": "spawn"}],
     ids=str,
 )
 def test_arguments_that_do_not_apply_to_threads_are_rejected_by_name(options):

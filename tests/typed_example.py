@@ -88,7 +88,6 @@ DataLoader(Pairs(), batchsize=4)  # Unexpected keyword argument "batchsize" for 
 DataLoader(Pairs(), workers="threads")  # expected "Literal['process', 'thread', 'ray']"
 DataLoader(Pairs(), workers=4)  # expected "Literal['process', 'thread', 'ray']"
 DataLoader(Pairs(), output="jax")  # expected "Literal['torch', 'numpy']"
-DataLoader(Pairs(), transport="tcp")  # expected "Literal['shared_memory', 'pickle']"
 DataLoader(Pairs(), dispatch="any")  # expected "Literal['least_loaded', 'round_robin']"
 DataLoader(Pairs(), last_batch="drop")  # expected "Literal['keep', 'discard', 'rollover'] | None"
 DataLoader(Pairs(), on_timeout="ignore")  # expected "Literal['raise', 'restart']"

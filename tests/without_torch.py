@@ -105,8 +105,6 @@ def main():
     with DataLoader(np.arange(30.0).reshape(10, 3), 5, output="numpy", num_workers=1) as loader:
         assert [batch.shape for batch in loader] == [(5, 3)] * 2
         assert loader.collate_fn([1, 2]).tolist() == [1, 2]
-    with DataLoader(Rows(6), 3, output="numpy", num_workers=1, transport="pickle") as loader:
-        assert [batch["i"].tolist() for batch in loader] == [[0, 1, 2], [3, 4, 5]]
     errors()
     absent = {"torch", "bokeh", "ipywidgets", "anywidget", "tqdm"}
     assert not absent & {name.partition(".")[0] for name in sys.modules}

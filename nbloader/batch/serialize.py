@@ -106,10 +106,8 @@ class PickledObject(NamedTuple):
         return pickle.dumps((self.data, runs), 5)
 
 
-def dump_object(obj: Any, *, out_of_band: bool = True) -> PickledObject:
-    """Pickle an object with its arrays out of band, or in band if `out_of_band` is False."""
-    if not out_of_band:
-        return PickledObject(dump(obj, None), [], 0)
+def dump_object(obj: Any) -> PickledObject:
+    """Pickle an object with its arrays out of band."""
     extractor = _ArrayExtractor()
     remainder = extractor.extract(obj)
     buffers: list[pickle.PickleBuffer] = []

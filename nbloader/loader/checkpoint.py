@@ -149,7 +149,7 @@ class Checkpoint:
 def _name(sampler: Any) -> str:
     """The name of a sampler's class in states."""
     name = type(sampler).__name__
-    return "Endless" if name == "_InfiniteConstantSampler" else name  # as version 0.1 wrote it, which had its own class
+    return "Endless" if name == "_InfiniteConstantSampler" else name  # torch's class is private
 
 
 def _stateful_part(context: EpochContext) -> Any:

@@ -41,7 +41,6 @@ P = ParamSpec("P")
 
 Workers: TypeAlias = Literal["process", "thread", "ray"]
 Output: TypeAlias = Literal["torch", "numpy"]
-Transport: TypeAlias = Literal["shared_memory", "pickle"]
 Dispatch: TypeAlias = Literal["least_loaded", "round_robin"]
 LastBatch: TypeAlias = Literal["keep", "discard", "rollover"]
 OnTimeout: TypeAlias = Literal["raise", "restart"]
@@ -325,10 +324,6 @@ class LoaderConfig(Generic[T_co]):
         doc='"torch" for tensors or "numpy" for arrays. Arrays do not need torch: such a loader works where torch is '
         "not installed, and then draws its order and seeds from NumPy's global generator.",
     )  # fmt: skip
-    transport: Transport = _argument(
-        "shared_memory", functools.partial(_choice, among=Transport), fixed=True,
-        doc='"shared_memory", or "pickle" to pickle batches through the connection, for comparison.',
-    )  # fmt: skip
     dispatch: Dispatch = _argument(
         "least_loaded", functools.partial(_choice, among=Dispatch), fixed=True,
         doc='"least_loaded" assigns a batch to the worker with the least work. "round_robin" is torch\'s rule: batch i '
@@ -443,16 +438,11 @@ class LoaderConfig(Generic[T_co]):
     def _check_workers(self) -> None:
         if self.ray is not None and self.workers != "ray":
             raise ValueError(f"ray={self.ray!r} applies to workers='ray': omit it with workers={self.workers!r}")
-        if self.workers != "process":
-            if self.multiprocessing_context is not None:
-                raise ValueError(
-                    f"multiprocessing_context={self.multiprocessing_context!r} applies to worker processes: omit it "
-                    f"with workers={self.workers!r}"
-                )
-            if self.transport != "shared_memory":
-                raise ValueError(
-                    f"transport={self.transport!r} applies to worker processes: omit it with workers={self.workers!r}"
-                )
+        if self.workers != "process" and self.multiprocessing_context is not None:
+            raise ValueError(
+                f"multiprocessing_context={self.multiprocessing_context!r} applies to worker processes: omit it "
+                f"with workers={self.workers!r}"
+            )
         if self.on_timeout == "restart" and not (self.timeout and self.num_workers):
             raise ValueError(
                 f"on_timeout='restart' needs workers and a timeout in seconds, not num_workers={self.num_workers}, "

@@ -870,8 +870,7 @@ class DataLoader(torch_api.DataLoader[T_co]):
                 consists of arrays or tensors whose rows nbloader gathers, so that no code of yours runs in the
                 workers; otherwise the present kind, because only you know whether your code may run in several
                 threads at a time, or in processes that share no objects with this one. For iterable and
-                asynchronous datasets, `chunk_size`, and with `multiprocessing_context` or `transport`, the kind is
-                not changed.
+                asynchronous datasets, `chunk_size`, and with `multiprocessing_context`, the kind is not changed.
 
         Returns:
             The search. `print` it to see what was tried and what to write down; `undo()` restores the settings before
@@ -938,8 +937,8 @@ class DataLoader(torch_api.DataLoader[T_co]):
         other = {"process": "thread", "thread": "process"}.get(present, "")
         if self._is_iterable or config.chunk is not None or self._parts.demand.concurrency or not other:
             return "", ""  # shards, pieces of batches and event loops are tied to their workers
-        if config.multiprocessing_context is not None or config.transport != "shared_memory":
-            return "", ""  # they are for processes
+        if config.multiprocessing_context is not None:
+            return "", ""  # it is for processes
         if kinds is not None:
             return (other if other in kinds else ""), ""
         own_code = self.worker_init_fn is not None or callable(config.on_error)
@@ -1174,18 +1173,6 @@ def blank(cls: type[DataLoader[Any]]) -> DataLoader[Any]:
     return object.__new__(cls)
 
 
-def make(cls: type[DataLoader[Any]], arguments: dict[str, Any]) -> DataLoader[Any]:
-    """Create a loader that version 0.1 pickled, without calling the `__init__` of its subclass.
-
-    Args:
-        cls: The loader's class.
-        arguments: Arguments of `DataLoader`.
-    """
-    loader = object.__new__(cls)
-    DataLoader.__init__(loader, **arguments)
-    return loader
-
-
 @dataclass(slots=True, kw_only=True)
 class _Parts:
     """State that belongs to one loader and is neither copied nor pickled."""
@@ -1254,7 +1241,6 @@ def _make_engine(config: LoaderConfig[Any], bus: ev.EventBus, demand: EngineDema
         iterable=demand.streaming,
         start_method=torch_compat.start_method(demand.context),
         fork_fallback=torch_compat.may_fork(demand.context),
-        transport=config.transport,
         in_order=demand.in_order,
         fresh=demand.fresh,
         concurrency=config.concurrency,

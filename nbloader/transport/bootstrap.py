@@ -22,8 +22,6 @@ class WorkerStart(NamedTuple):
     batched: bool
     output: str
     """"torch" or "numpy": what the arrays of a batch become."""
-    transport: str
-    """"shared_memory" or "pickle"."""
     in_order: bool
     """Whether batches are delivered in order."""
     fresh: bool

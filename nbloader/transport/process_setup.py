@@ -105,7 +105,6 @@ class ProcessSetup:
         collate_fn: The user's function, or None for the default.
         worker_init_fn: The user's function, or None.
         on_error: The user's function, or the name of a policy.
-        transport: With "pickle" and no `collate_fn`, workers collate with torch.
         pickled: What `pickle_parts` returned, if it was called.
 
     Raises:
@@ -118,7 +117,6 @@ class ProcessSetup:
         collate_fn: Any,
         worker_init_fn: Any,
         on_error: Any,
-        transport: str,
         pickled: SharedPickle | PicklingFailure | None = None,
     ) -> None:
         parts = dataset, collate_fn, worker_init_fn, on_error
@@ -134,7 +132,7 @@ class ProcessSetup:
         """Modules of large packages that workers need."""
         self.preload = preload.needed(
             self.pickled.code, dataset, collate_fn, worker_init_fn, on_error,
-            by_torch=(transport == "pickle" and collate_fn is None) or preload.need_torch(self.packages),
+            by_torch=preload.need_torch(self.packages),
         )  # fmt: skip
         if "torch" not in self.preload and preload.draws_from_numpy(self.pickled.code, self.pickled.spawning.named):
             self.preload.append("numpy.random")  # which torch imports, too

@@ -68,8 +68,6 @@ class WorkerOptions:
     """"forkserver", "spawn" or "fork". Only for worker processes."""
     fork_fallback: bool = False
     """Whether worker processes are forked from this process if the dataset or functions cannot be pickled."""
-    transport: str = "shared_memory"
-    """"shared_memory" or "pickle". Only for worker processes."""
     in_order: bool = True
     """Whether batches are delivered in order. If so, a worker may claim several batches at once, because a slow batch
     delays the batches behind it anyway."""

@@ -138,8 +138,7 @@ class ProcessKind(WorkerKind):
         """Start the fork server, so that it is ready when the loop begins. The other start methods do not need it."""
         if self.options.start_method == "forkserver":
             packages = preload.packages_of(dataset, *functions)
-            by_torch = self.options.transport == "pickle" or preload.need_torch(packages)
-            forkserver.start(preload.expected(dataset, by_torch=by_torch), packages)
+            forkserver.start(preload.expected(dataset, by_torch=preload.need_torch(packages)), packages)
 
     def pack(self, dataset: Any, collate_fn: Any, worker_init_fn: Any, on_error: Any) -> ProcessSetup | ForkSetup:
         """Pickle the dataset and functions, unless workers are forked from this process.
@@ -157,7 +156,7 @@ class ProcessKind(WorkerKind):
                 self.warned.add(warning)
                 warn(warning)
             return ForkSetup(parts)
-        return ProcessSetup(*parts, self.options.transport, pickled)
+        return ProcessSetup(*parts, pickled)
 
     def inherits(self, setup: Any) -> bool:
         """See `WorkerKind`."""
@@ -388,7 +387,7 @@ class ProcessPool(WorkerPool):
         self._await_dying()
         start = WorkerStart(
             worker=worker, num_workers=options.num_workers, seed=options.seed, batched=options.batched,
-            output=options.output, transport=options.transport, in_order=options.in_order,
+            output=options.output, in_order=options.in_order,
             fresh=options.fresh and not isinstance(setup, ForkSetup), streaming=options.iterable,
             concurrency=options.concurrency,
         )  # fmt: skip

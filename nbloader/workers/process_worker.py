@@ -248,7 +248,6 @@ class WorkerLoop:
         self._iterable_fetcher: IterableFetcher | None = None
         self._encoder = BatchEncoder(start, collate_fn, self._send)
         self._output = start.output
-        self._shares = start.transport == "shared_memory"
         self._map_fetcher: MapFetcher | SampleLoop
         self.samples: SampleLoop | None = None
         """Fetches the samples of an asynchronous dataset; None for other datasets."""
@@ -313,7 +312,7 @@ class WorkerLoop:
         dataset, collate_fn, _worker_init_fn, on_error = iteration.parts
         self._encoder.collate_fn = collate_fn
         self._map_fetcher = MapFetcher(
-            dataset, batched=self._batched, collates=collate_fn is None and self._shares, output=self._output,
+            dataset, batched=self._batched, collates=collate_fn is None, output=self._output,
             status=self._status, on_error=on_error,
         )  # fmt: skip
         self._seeded = iteration.seeded
@@ -600,7 +599,6 @@ class BatchEncoder:
         self._batched = start.batched
         self._output = start.output
         self._as_tensor = ArrayToBeTensor if start.output == "torch" else np.asarray
-        self._shared_memory = start.transport == "shared_memory"
         self.collate_fn = collate_fn
         """The user's function in the current iteration; None for the default."""
         self._send = send
@@ -618,8 +616,6 @@ class BatchEncoder:
             return self._encode_object(self.collate_fn(samples))
         if not self._batched:
             return self._encode_object(convert(samples, self._as_tensor))
-        if not self._shared_memory:
-            return self._encode_object(collate_object(samples, self._output))
         if type(samples) is Selection:
             return self._encode_plan(samples.plan())
         if not isinstance(samples, list):
@@ -669,7 +665,7 @@ class BatchEncoder:
         return layout, dump_extras(plan.extras), plan.nbytes, block.memory, block.number
 
     def _encode_object(self, batch: Any) -> EncodedBatch:
-        dumped = dump_object(batch, out_of_band=self._shared_memory)
+        dumped = dump_object(batch)
         block = self._write(dumped.nbytes, dumped.write)
         return PICKLED, dumped.message(), dumped.nbytes, block.memory, block.number
 

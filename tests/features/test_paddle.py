@@ -69,12 +69,6 @@ def test_outstanding_batches_are_bounded_by_the_window(with_workers):
             assert stats.in_flight + stats.reordering + stats.ready <= 6 + 2 * 16, "the window and its extension"
 
 
-@pytest.mark.parametrize("transport", ["shared_memory", "pickle"])
-def test_shared_memory_can_be_switched_off(transport):
-    with DataLoader(Structured(4), 2, num_workers=1, transport=transport) as loader:
-        assert_same(list(loader), list(torch.utils.data.DataLoader(Structured(4), 2)))
-
-
 # ---- workers
 
 

@@ -113,9 +113,7 @@ class RayKind(WorkerKind):
                 "share: queues, values or connections of multiprocessing, or tensors after share_memory_(). It cannot "
                 "be sent to other machines: remove these objects, or create them on first use inside __getitem__"
             )
-        return ClusterSetup(
-            ProcessSetup(dataset, collate_fn, worker_init_fn, on_error, "shared_memory", pickled=pickled), self.cluster
-        )
+        return ClusterSetup(ProcessSetup(dataset, collate_fn, worker_init_fn, on_error, pickled), self.cluster)
 
     def create_pool(self) -> RayPool:
         """See `WorkerKind`."""
