@@ -231,15 +231,6 @@ class Engine:
         """Whether batches are requested before the consumer asks for them."""
         return self._policy.prefetches
 
-    def prepare(self, dataset: Any, *functions: Any) -> None:
-        """Start what the workers will need, before the first epoch.
-
-        Args:
-            dataset: The loader's dataset.
-            functions: The loader's functions; None for each that is not set.
-        """
-        self._config.kind.prepare(dataset, *functions)
-
     # ---- the lock -----------------------------------------------------------------------------------------------
 
     def _exclusively(self, action: Callable[..., Any], *args: Any) -> Any:
@@ -1055,14 +1046,7 @@ class Engine:
         """
         options = dataclasses.replace(self._config.options, kind=name)
         kind = create_kind(options)
-        alone = create_kind(dataclasses.replace(options, fork_fallback=False))
-        setup = alone.pack(dataset, collate_fn, worker_init_fn, on_error)
-        if alone.inherits(setup):
-            raise DatasetTransferError(
-                "the dataset can only be inherited by forked workers, and these cannot replace other workers in "
-                "mid-epoch: create a new loader with multiprocessing_context='fork'"
-            )
-        kind.prepare(dataset, collate_fn, worker_init_fn)
+        setup = kind.pack(dataset, collate_fn, worker_init_fn, on_error)
         self._command(lambda: self._use_kind(dataclasses.replace(self._config, options=options, kind=kind), setup))
 
     def _use_kind(self, config: EngineConfig, setup: WorkerSetup) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import signal
 import time
+from _thread import get_ident
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -180,6 +181,8 @@ class WorkerGroup:
         if self.pool is not None and not self.pool.usable:
             self.stop(0)
         if self.pool is not None:
+            self.pool.consumer = get_ident()
+        if self.pool is not None:
             for worker, slot in enumerate(self._slots):
                 if slot.handle is None and self.pool is not None:  # it died between epochs, or see `_replace`
                     self._replace_now(worker, slot.exit_reason)
@@ -189,6 +192,7 @@ class WorkerGroup:
         try:
             self.pool = self._config.kind.create_pool()
             self.pool.seeds = self.seeds
+            self.pool.consumer = get_ident()
             for worker in range(len(self._slots)):
                 self._start_worker(worker)
         except OSError as error:
@@ -363,8 +367,10 @@ class WorkerGroup:
                 self._replace(worker, "request")
 
     def restart_all(self) -> None:
-        """Replace all workers at once."""
-        self.restart(list(range(len(self._slots))))
+        """Replace all workers at once, by workers that have the present state of this process if they inherit any."""
+        if self.pool is not None:
+            self.pool.renew()
+            self.restart(list(range(len(self._slots))))
 
     def restart_stalled(self, uid: int, run: int, number: int, reason: str, error: Exception) -> bool:
         """Replace a worker whose batch takes too long.

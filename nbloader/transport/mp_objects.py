@@ -19,7 +19,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from multiprocessing import context, reduction
-from types import BuiltinFunctionType, FunctionType, ModuleType
+from types import FunctionType
 from typing import Any, NamedTuple
 
 from nbloader._util.descriptors import close_all, open_into
@@ -74,10 +74,6 @@ class Spawning:
     def __init__(self) -> None:
         self.fds: list[int] = []
         """Duplicates of the descriptors that the worker needs, in order; closed when this is garbage-collected."""
-        self.modules: set[str] = set()
-        """Modules of the classes and functions in the pickle."""
-        self.named: list[type | FunctionType | ModuleType] = []
-        """Classes, Python functions and modules that the pickle refers to."""
         weakref.finalize(self, close_all, self.fds).atexit = False
         self._before: Any = None
 
@@ -85,14 +81,6 @@ class Spawning:
         """Register a descriptor to send to the worker. Returns its number."""
         open_into(self.fds, os.dup, fd)
         return len(self.fds) - 1
-
-    def record(self, obj: Any) -> None:
-        """Record a class, function or module that the pickle refers to."""
-        name = getattr(obj, "__name__" if isinstance(obj, ModuleType) else "__module__", None)
-        if isinstance(name, str):
-            self.modules.add(name)
-        if isinstance(obj, (type, FunctionType, ModuleType)):
-            self.named.append(obj)
 
     @property
     def identity(self) -> list[tuple[int, int]]:
@@ -118,9 +106,6 @@ class SharingPickler(Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         """See `Pickler`."""
-        if isinstance(obj, _NAMED):
-            spawning: Any = context.get_spawning_popen()
-            spawning.record(obj)
         if _is_unnamed_lock(obj):
             raise TypeError(FORK_CONTEXT)
         reduce_lock = _THREAD_OBJECTS.get(type(obj))
@@ -167,8 +152,6 @@ def _is_unnamed_lock(obj: Any) -> bool:
     return synchronize is not None and issubclass(type(obj), synchronize.SemLock) and obj._semlock.name is None
 
 
-_NAMED = (type, FunctionType, BuiltinFunctionType, ModuleType)
-"""Types of objects that a pickle refers to by their module."""
 _IMPORTED_BY_NUMPY = frozenset(f"numpy.{name}" for name in ("fft", "linalg", "ma", "polynomial", "random", "testing"))
 """Submodules that `numpy` imports when they are first used, apart from those that it always imports."""
 _GENERATORS = frozenset({"Random", "RandomState", "Generator"})

@@ -36,19 +36,18 @@ import select
 import signal
 import socket
 import stat
-import subprocess
 import sys
-import threading
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn, TextIO
 
 from nbloader._util.system import ROOT, working_directory
+from nbloader.transport import zygote_process
 from nbloader.transport.channel import Channel, Kind
 from nbloader.transport.interpreter import start_interpreter, worker_environment
 from nbloader.transport.zygote_process import Run, WorkerFds, in_request, serve
-from nbloader.transport import zygote_process
 
 log = logging.getLogger(__name__)
 
@@ -201,7 +200,8 @@ class ForkedZygote(Zygote):
                 gc.disable()  # no garbage collection in the child: only the parent may finalize garbage
                 _fork_between_draws(pids)
                 if pids == [0]:
-                    become_zygote(self._channel, theirs, parent, signals, run, check, collects=collects)
+                    self.disown()
+                    become_zygote(theirs, parent, signals, run, check, collects=collects)
             finally:
                 if collects:
                     gc.enable()
@@ -216,10 +216,12 @@ class ForkedZygote(Zygote):
         poll.register(self._channel, select.POLLIN)
         while poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
             try:
-                if self._channel.receive(wait=False):
+                for kind, body in self._channel.receive(wait=False):
+                    if kind == Kind.INIT_ERROR:
+                        raise ChildProcessError(f"a fork of this process failed:\n{bytes(body).decode()}")
                     return True
-            except (EOFError, OSError):
-                return False
+            except EOFError:
+                raise ChildProcessError("a fork of this process has ended before it was ready") from None
         return False
 
 
@@ -293,20 +295,13 @@ def _c_library() -> ctypes.PyDLL:
 
 
 def become_zygote(
-    theirs: Channel,
-    sock: socket.socket,
-    parent: int,
-    signals: set[int | signal.Signals],
-    run: Run,
-    check: Callable[[], object],
-    *,
+    sock: socket.socket, parent: int, signals: set[int | signal.Signals], run: Run, check: Callable[[], object], *,
     collects: bool,
-) -> NoReturn:
+) -> NoReturn:  # fmt: skip
     """In the forked process: detach it from the notebook's process, and serve.
 
     Args:
-        theirs: The notebook's end of the connection.
-        sock: This process's end.
+        sock: This process's end of the connection.
         parent: Pid of the notebook's process.
         signals: The signals that the notebook's thread blocks.
         run: See `serve`.
@@ -322,17 +317,20 @@ def become_zygote(
         notebook = os.pidfd_open(parent)
         if os.getppid() != parent:
             os._exit(1)
-        theirs.close()
         # A kernel that shuts down kills all children in its process group and waits until they are reaped, but nothing
         # reaps them at that point. In its own session the zygote survives that, and ends with the kernel.
         os.setsid()
         _reset_signals(signals)
-        _replace_held_state()
-        _own_files()
         channel = Channel(sock, blocking=True)
-        check()
-        channel.send(Kind.READY)
-        serve(channel, run, notebook)
+        try:
+            _replace_held_state()
+            _own_files()
+            check()
+        except BaseException:  # noqa: BLE001 - the notebook raises it
+            channel.send(Kind.INIT_ERROR, traceback.format_exc().encode("utf-8", "backslashreplace"))
+        else:
+            channel.send(Kind.READY)
+            serve(channel, run, notebook)
     finally:
         os._exit(1)
 
@@ -367,7 +365,7 @@ def _own_files() -> None:
     on which the notebook listens for connections, such as a kernel's ports, are replaced: otherwise they would stay
     taken as long as a worker runs.
     """
-    for fd in [int(name) for name in os.listdir(_FDS)]:
+    for fd in [int(entry.name) for entry in Path(_FDS).iterdir()]:
         try:
             mode = os.fstat(fd).st_mode
             if stat.S_ISREG(mode):

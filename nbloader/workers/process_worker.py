@@ -32,6 +32,7 @@ from nbloader._util.output import flush
 from nbloader.batch.collate import Plan, collate_object, convert, plan_batch
 from nbloader.batch.header import IN_ARENA, MEASURE_CPU_EVERY, MEASURE_NS, NOT_MEASURED, PICKLED, pack_header
 from nbloader.batch.layout_cache import LayoutCache
+from nbloader.batch.pickling import pickle_by_name
 from nbloader.batch.rows import MemoryPlan, Selection
 from nbloader.batch.serialize import ArrayToBeTensor, dump_extras, dump_object
 from nbloader.events.remote_errors import describe
@@ -97,6 +98,7 @@ def main_forked(fd: int, status: int, stack: int, start: WorkerStart, parts: Par
         start: The options of the worker.
         parts: The dataset and functions themselves.
     """
+    pickle_by_name()
     _work(fd, lambda _channel: Assets(start, status, stack, lambda: InheritedParts(parts), []))
 
 
