@@ -29,6 +29,7 @@ from nbloader.transport.messages import (
     WorkerLaunched,
     WorkerMessage,
 )
+from nbloader.transport.zygote import ZygoteHungError
 from nbloader.workers.api import WorkerHandle, WorkerKind, WorkerPool, WorkerSetup
 from nbloader.workers.status import PRODUCING
 from nbloader.workers.worker_view import WorkerView
@@ -76,6 +77,7 @@ class WorkerGroup:
         dispatcher: Is notified when a worker is ready for batches or has ended.
         config: The configuration of the engine.
         on_message: Called with each of the last messages of workers that are being stopped.
+        notify: Called with a notice for the cell.
         wake_consumers: Called when the pool has failed (`fatal` says why), and when a consumer must start a worker.
     """
 
@@ -86,6 +88,7 @@ class WorkerGroup:
         config: EngineConfig,
         *,
         on_message: Callable[[WorkerMessage], None],
+        notify: Callable[[str], None],
         wake_consumers: Callable[[], None],
     ) -> None:
         self.pool: WorkerPool | None = None
@@ -102,7 +105,10 @@ class WorkerGroup:
         self._slots = [WorkerSlot() for _ in range(config.num_workers)]
         dispatcher.slots = config.num_workers
         self._on_message = on_message
+        self._notify = notify
         self._wake_consumers = wake_consumers
+        self._hang = ""
+        """Where forked workers hung, while it is not known whether clean workers do, too."""
         self.awaits_consumer = False
         """Whether a worker is missing because only a consumer can start it (`WorkerPool.can_start`)."""
         self._setup: WorkerSetup | None = None
@@ -210,7 +216,15 @@ class WorkerGroup:
         if self.pool is None or self._setup is None:
             raise RuntimeError("a worker can be started only in a pool, and when a dataset is loaded")
         options = dataclasses.replace(self._config.options, num_workers=len(self._slots), seed=self.seed)
-        handle = self._slots[worker].handle = self.pool.start(worker, options, self._setup)
+        try:
+            handle = self.pool.start(worker, options, self._setup)
+        except ZygoteHungError:
+            setup = self._config.kind.clean(self._setup)
+            if setup is None:
+                raise
+            self._setup, self._hang = setup, "before it was ready"
+            handle = self.pool.start(worker, options, setup)
+        self._slots[worker].handle = handle
         self.handles[handle.uid] = handle
 
     # ---- messages -------------------------------------------------------------------------------------------------
@@ -469,6 +483,43 @@ class WorkerGroup:
         for slot in self._slots:
             slot.handle = None
 
+    # ---- forked workers that hang -----------------------------------------------------------------------------------
+
+    @property
+    def forked(self) -> list[WorkerHandle]:
+        """The workers, if they are forked from this process; otherwise an empty list."""
+        inherits = self.pool is not None and self._config.kind.inherits(self._setup)
+        return [slot.handle for slot in self._slots if slot.handle is not None] if inherits else []
+
+    def clean_setup(self) -> WorkerSetup | None:
+        """Return the setup for workers that inherit nothing. Called without holding the lock: user code runs.
+
+        Raises:
+            DatasetTransferError: The dataset or a function cannot be sent to such workers.
+        """
+        return self._config.kind.clean(self._setup)
+
+    def try_clean(self, setup: WorkerSetup, where: str) -> None:
+        """Replace forked workers that hang by clean ones. If these deliver, the loader changes to them.
+
+        Args:
+            setup: What `clean_setup` returned.
+            where: Where the workers hang.
+        """
+        if self.forked:
+            self._setup, self._hang = setup, where
+            self.restart_all()
+
+    def _change_to_clean(self) -> None:
+        """Use clean workers from now on: one has delivered a batch where forked ones hung."""
+        where, self._hang = self._hang, ""
+        self._config.kind.stop_inheriting()
+        self._notify(
+            f"nbloader: a worker that was forked from this process hung {where}: a lock or a thread that it waited for "
+            "does not exist in a forked process. Workers that are new interpreters deliver, so this loader uses them "
+            'from now on. Pass multiprocessing_context="forkserver" to start with them.\n'
+        )
+
     # ---- watching -----------------------------------------------------------------------------------------------
 
     @property
@@ -503,6 +554,8 @@ class WorkerGroup:
         handle = self.handles.get(uid)
         if handle is not None:
             handle.produced += 1
+            if self._hang:
+                self._change_to_clean()
 
     def worker_of(self, uid: int | None) -> int | None:
         """Return the id of the worker with this unique number; None if it has ended, or if `uid` is None."""

@@ -52,6 +52,20 @@ _THREAD_OBJECTS: dict[type, Callable[[Any], tuple[Any, ...]]] = {
 these. A `threading.local` keeps what the pickling thread sees."""
 
 
+def _reduce_executor(obj: Any) -> tuple[Any, ...] | None:
+    """Reduce an executor, or an event loop that is not running, to a new one; return None for any other object."""
+    futures = sys.modules.get("concurrent.futures.thread")
+    if futures is not None and type(obj) is futures.ThreadPoolExecutor:
+        return type(obj), (obj._max_workers, "", obj._initializer, obj._initargs)
+    futures = sys.modules.get("concurrent.futures.process")
+    if futures is not None and type(obj) is futures.ProcessPoolExecutor:
+        return type(obj), (obj._max_workers,)
+    asyncio = sys.modules.get("asyncio")
+    if asyncio is not None and isinstance(obj, asyncio.AbstractEventLoop) and not obj.is_running():
+        return asyncio.new_event_loop, ()
+    return None
+
+
 class InheritedFd:
     """In a pickle: stands for a descriptor that is sent along with the pickle, by its number."""
 
@@ -111,6 +125,9 @@ class SharingPickler(Pickler):
         reduce_lock = _THREAD_OBJECTS.get(type(obj))
         if reduce_lock is not None:
             return reduce_lock(obj)
+        executor = _reduce_executor(obj)
+        if executor is not None:
+            return executor
         if type(obj).__name__ in _GENERATORS and (name := _global_generator(obj)) is not None:
             return _attribute, name
         torch = sys.modules.get("torch")

@@ -525,6 +525,23 @@ class WorkerKind(ABC):
         """
         return False
 
+    def clean(self, setup: Any) -> WorkerSetup | None:  # noqa: ARG002 - optional
+        """Pack what a setup holds for workers that inherit nothing from this process.
+
+        Args:
+            setup: What `pack` returned.
+
+        Returns:
+            None if workers of this loader must inherit it, or inherit nothing already.
+
+        Raises:
+            DatasetTransferError: They cannot be sent to such workers.
+        """
+        return None
+
+    def stop_inheriting(self) -> None:  # noqa: B027 - optional
+        """Let `pack` pack for workers that inherit nothing from now on."""
+
     @abstractmethod
     def create_pool(self) -> WorkerPool:
         """Create a pool without workers."""

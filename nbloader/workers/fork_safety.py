@@ -1,4 +1,4 @@
-"""Which datasets must not be used in a process that was forked from the notebook's, and which forked workers hang.
+"""Which datasets must not be used in a process that was forked from the notebook's.
 
 A library with threads of its own, which it started in the notebook, finds them missing in a forked process and waits
 for them forever.
@@ -16,14 +16,15 @@ THREADED = frozenset({"grpc", "jax", "polars", "tensorflow"})
 the loader changes to clean ones."""
 
 
-def needs_clean(*parts: Any) -> bool:
-    """Whether a dataset or a function uses a package of `THREADED`, as far as its attributes and globals show.
+def threaded_package(*parts: Any) -> str:
+    """Return a package of `THREADED` that a dataset or a function uses, as far as attributes and globals show, or "".
 
     Args:
         parts: The dataset and the functions.
     """
     loaded = THREADED & sys.modules.keys()
-    return bool(loaded) and any(_package(value) in loaded for part in parts for value in _used_by(part))
+    used = (_package(value) for part in parts for value in _used_by(part)) if loaded else ()
+    return next((package for package in used if package in loaded), "")
 
 
 def _used_by(part: Any) -> Iterator[Any]:

@@ -34,6 +34,7 @@ from nbloader._util import rng
 from nbloader._util.descriptors import close_all, open_into, open_pipe
 from nbloader._util.signals import raised_by_handler
 from nbloader._util.system import ROOT, working_directory
+from nbloader._util.user_warning import warn
 from nbloader.batch.chunk_arena import ArenaAllocator, ChunkSlot
 from nbloader.batch.payload import BatchPayload, Layout, SegmentPayload
 from nbloader.batch.pickling import CodePickler, NamePickler, dump
@@ -71,7 +72,7 @@ from nbloader.transport.zygote import CleanZygote, ForkedZygote, Zygote, redirec
 from nbloader.transport.zygote_process import LIFELINE, Run, WorkerFds
 from nbloader.workers import line_sampler, process_worker
 from nbloader.workers.api import LocalSetup, OutputTail, WorkerHandle, WorkerKind, WorkerOptions, WorkerPool
-from nbloader.workers.fork_safety import needs_clean
+from nbloader.workers.fork_safety import threaded_package
 from nbloader.workers.iterations import Parts
 from nbloader.workers.status import PRODUCING, SHARED_STATUS_SIZE, SharedStatus, WorkerState
 from nbloader.workers.task_claims import CLAIMS_SIZE, TaskRevoker
@@ -99,19 +100,14 @@ class ForkSetup:
 
     Args:
         parts: The objects.
-        clean: Pickles them for workers that are not forked from this process.
     """
 
     self_contained = True
     """See `WorkerSetup`."""
 
-    def __init__(self, parts: LocalSetup, clean: Callable[[], ProcessSetup]) -> None:
+    def __init__(self, parts: LocalSetup) -> None:
         importlib.import_module("numpy.random")  # otherwise each worker would import it to seed its generator
         self.parts = parts
-        self.make_clean = clean
-        """Pickles the objects. Raises `DatasetTransferError`."""
-        self.clean: ProcessSetup | None = None
-        """The pickled objects, once workers are no longer forked from this process."""
 
     @property
     def identity(self) -> tuple[Any, ...]:
@@ -143,17 +139,29 @@ class ProcessKind(WorkerKind):
             DatasetTransferError: The dataset or a function cannot be pickled, and workers must not be forked.
         """
         parts = LocalSetup(dataset, collate_fn, worker_init_fn, on_error)
-        if not self.forks:
-            return ProcessSetup(*parts)
-        setup = ForkSetup(parts, functools.partial(ProcessSetup, *parts))
-        if self.options.may_heal and needs_clean(*parts):
+        if self.forks and self.options.may_heal and (package := threaded_package(*parts)):
             with contextlib.suppress(DatasetTransferError):  # it is forked nevertheless
-                setup.clean = setup.make_clean()
-        return setup
+                setup = ProcessSetup(*parts)
+                self.forks = False
+                warn(
+                    f"the dataset uses {package}, whose threads do not survive a fork: its workers are new "
+                    'interpreters. Pass multiprocessing_context="forkserver" to turn this warning off, or "fork" for '
+                    "workers that are copies of this process nevertheless."
+                )
+                return setup
+        return ForkSetup(parts) if self.forks else ProcessSetup(*parts)
 
     def inherits(self, setup: Any) -> bool:
         """See `WorkerKind`."""
-        return isinstance(setup, ForkSetup) and setup.clean is None
+        return isinstance(setup, ForkSetup)
+
+    def clean(self, setup: Any) -> ProcessSetup | None:
+        """See `WorkerKind`."""
+        return ProcessSetup(*setup.parts) if isinstance(setup, ForkSetup) and self.options.may_heal else None
+
+    def stop_inheriting(self) -> None:
+        """See `WorkerKind`."""
+        self.forks = False
 
     def create_pool(self) -> ProcessPool:
         """See `WorkerKind`."""
@@ -386,8 +394,6 @@ class ProcessPool(WorkerPool):
             OSError: The system provides no process, pipe or memory.
         """
         self._await_dying()
-        if isinstance(setup, ForkSetup) and setup.clean is not None:
-            setup = setup.clean
         forked = isinstance(setup, ForkSetup)
         start = WorkerStart(
             worker=worker, num_workers=options.num_workers, seed=options.seed, batched=options.batched,
@@ -477,7 +483,7 @@ class ProcessPool(WorkerPool):
 
     def can_start(self, setup: ProcessSetup | ForkSetup) -> bool:
         """See `WorkerPool`. This process is forked on the consumer's thread only."""
-        if not isinstance(setup, ForkSetup) or setup.clean is not None or get_ident() == self.consumer:
+        if not isinstance(setup, ForkSetup) or get_ident() == self.consumer:
             return True
         return isinstance(self._zygote, ForkedZygote) and self._zygote.alive and not self._stale
 
