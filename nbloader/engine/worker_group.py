@@ -113,7 +113,7 @@ class WorkerGroup:
         """Whether a worker is missing because only a consumer can start it (`WorkerPool.can_start`)."""
         self._setup: WorkerSetup | None = None
         self._deaths = 0
-        self._server_ended = 0  # when the end of a fork server was last counted
+        self._server_ended = 0  # when the end of a zygote was last counted
         self.seed = 0
         """The base seed of the current epoch."""
         self.seeds: dict[int, int] = {}

@@ -78,7 +78,7 @@ def main(fd: int, *, watched: bool = True) -> None:
     Args:
         fd: Descriptor of the connected socket.
         watched: Whether another process ends the worker after the notebook's process has ended, even if the worker
-            hangs. The fork server does so; a spawned worker must watch for the end of its parent itself.
+            hangs. A zygote does so; a spawned worker must watch for the end of its parent itself.
     """
     if not watched:
         threading.Thread(target=_exit_with_parent, name="nbloader-watch", daemon=True).start()

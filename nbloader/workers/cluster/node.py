@@ -4,7 +4,7 @@
     report(credit)               on the actor's thread for reports: waits until there is something to report
     stack(uid)                   on a separate thread: a worker may take seconds to respond
 
-The workers belong to a `ProcessPool`, with its fork server and shared memory. The messages of the pool are sent in
+The workers belong to a `ProcessPool`, with its clean zygote and shared memory. The messages of the pool are sent in
 their original order: batches, failures, output and ends of workers do not overtake each other.
 """
 
