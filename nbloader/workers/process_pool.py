@@ -246,8 +246,8 @@ class ProcessHandle(WorkerHandle):
         self.lifeline = -1
         self.child: subprocess.Popen[bytes] | None = None
         """The worker process, if it is a child of this process; None if it is a child of a zygote."""
-        self.forked = False
-        """Whether the worker is a fork of this process, so that it has the same classes."""
+        self.zygote: Zygote | None = None
+        """The zygote that the worker is a child of."""
         self.outputs = {
             descriptors.stdout: OutputStream("stdout", bytearray()),
             descriptors.stderr: OutputStream("stderr", bytearray()),
@@ -262,6 +262,11 @@ class ProcessHandle(WorkerHandle):
         self.environment: Environment | None = None
         """The environment that the worker last took over from the notebook; None if it does not follow changes at the
         beginning of an iteration."""
+
+    @property
+    def forked(self) -> bool:
+        """Whether the worker is a fork of this process, so that it has the same classes."""
+        return isinstance(self.zygote, ForkedZygote)
 
     @property
     def stderr_tail(self) -> str:
@@ -409,7 +414,7 @@ class ProcessPool(WorkerPool):
         try:
             ends, theirs = connect(ours, self._handed)
             handle = ProcessHandle(worker, ends, ours)
-            handle.forked = forked
+            handle.zygote = zygote
             if zygote is None:
                 self._spawn(handle, theirs)
             else:
@@ -443,12 +448,12 @@ class ProcessPool(WorkerPool):
         Raises:
             OSError: It cannot be started.
         """
-        present = self._zygote
-        forks = isinstance(setup, ForkSetup)
+        present, forks = self._zygote, isinstance(setup, ForkSetup)
         if present is not None:
             if isinstance(present, ForkedZygote) == forks and present.alive and not (forks and self._stale):
                 return present
-            present.close()
+            self._zygote = None
+            self._close_unused(present)
         if isinstance(setup, ForkSetup):
             process_cache.share()  # a cache that is created after the fork would not be shared
             self._zygote = forked = ForkedZygote()
@@ -458,6 +463,11 @@ class ProcessPool(WorkerPool):
             self._zygote = clean = CleanZygote()
             clean.start()
         return self._zygote
+
+    def _close_unused(self, zygote: Zygote | None) -> None:
+        """End a zygote that is to fork no more workers, once the last of its workers has ended."""
+        if zygote is not None and all(handle.zygote is not zygote for handle in self._handles.values()):
+            zygote.close()
 
     def _register(self, handle: ProcessHandle) -> None:
         """Let `poll` read what arrives from a worker."""
@@ -841,6 +851,8 @@ class ProcessPool(WorkerPool):
         self._unregister(handle)
         handle.close()
         self._handles.pop(handle.uid, None)
+        if handle.zygote is not self._zygote:
+            self._close_unused(handle.zygote)
         server_ended = exitcode is None and handle.child is None and handle.ready and not handle.killed
         messages.append(WorkerGone(handle.uid, exitcode, server_ended))
 
@@ -873,6 +885,8 @@ class ProcessPool(WorkerPool):
 
     def abandon(self) -> None:
         """See `WorkerPool`. After an interrupt, the next read may begin in the middle of a frame."""
+        for zygote in self._zygotes():
+            zygote.close()
         for handle in self._handles.values():
             handle.kill()
             if handle.child is not None:
@@ -886,20 +900,25 @@ class ProcessPool(WorkerPool):
         """See `WorkerPool`."""
         close_all(self._handed)  # not empty only after an interrupt
         self._selector.close()
-        if self._zygote is not None:
-            self._zygote.close()
+        for zygote in self._zygotes():
+            zygote.close()
+
+    def _zygotes(self) -> list[Zygote]:
+        """Return the zygotes that have not been closed."""
+        found = {id(zygote): zygote for zygote in (self._zygote, *(h.zygote for h in self._handles.values())) if zygote}
+        return list(found.values())
 
     def disown(self) -> None:
         """Close the connections to all workers in a forked process: the workers belong to the parent.
 
         If the child kept the descriptors open, the parent would not notice that a worker has closed its connection.
         """
+        for zygote in self._zygotes():
+            zygote.disown()
         while self._handles:
             self._handles.popitem()[1].close()
         close_all(self._handed)
         self._selector.close()
-        if self._zygote is not None:
-            self._zygote.disown()
 
 
 _pools: weakref.WeakSet[ProcessPool] = weakref.WeakSet()
