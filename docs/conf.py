@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
 sys.path.insert(0, str(Path(__file__).parent))  # from_source.py
-os.environ["NBLOADER_EARLY_START"] = "0"  # a build needs no workers
 
 import nbloader
 

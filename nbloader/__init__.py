@@ -1,8 +1,7 @@
 """nbloader: a fast data loader for notebooks that can be watched and controlled while it runs.
 
 `import nbloader` imports neither torch nor ipywidgets nor bokeh, and starts no process. `nbloader.DataLoader` imports
-torch when it is first looked up; in a notebook's kernel it also starts the process that workers are forked from
-(`nbloader.warm_up`).
+torch when it is first looked up.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from nbloader.recording.player import play
     from nbloader.sampling.samplers import FilterSampler, IntervalSampler
     from nbloader.shm.share import share
-    from nbloader.transport.forkserver import warm_up
     from nbloader.workers.ray_options import RayOptions
     from nbloader.workers.worker_info import get_worker_info
 
@@ -53,7 +51,6 @@ _MODULES = {
     "get_worker_info": "nbloader.workers.worker_info",
     "play": "nbloader.recording",
     "share": "nbloader.shm.share",
-    "warm_up": "nbloader.transport.forkserver",
 }
 
 __all__ = [
@@ -75,7 +72,6 @@ __all__ = [
     "get_worker_info",
     "play",
     "share",
-    "warm_up",
 ]
 
 
@@ -83,8 +79,6 @@ def __getattr__(name: str) -> Any:
     module = _MODULES.get(name)
     if module is None:
         raise AttributeError(f"module 'nbloader' has no attribute {name!r}")
-    if name == "DataLoader":  # before its module imports torch: the fork server imports torch at the same time
-        importlib.import_module("nbloader.transport.forkserver").warm_up_in_kernel()
     value = getattr(importlib.import_module(module), name)
     globals()[name] = value
     return value

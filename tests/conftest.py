@@ -6,16 +6,12 @@ import gc
 import os
 import pathlib
 import signal
-import sys
 from collections.abc import Iterator
-from typing import Any
 
 import hypothesis
 import lanes
 import leaks
 import pytest
-
-from nbloader.transport import preload
 
 CLUSTER_NOTEBOOK = "04_many_machines.ipynb"
 NO_CLUSTER = (
@@ -82,29 +78,3 @@ def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     left = leaks.left_behind(before, GRACE)
     if left:
         pytest.fail(f"the test left behind:\n{left}", pytrace=False)
-
-
-@pytest.fixture(autouse=True)
-def fork_server_preloads_test_dependencies() -> Iterator[None]:
-    """Preload pytest and hypothesis: otherwise each worker imports them with the test module of its dataset.
-
-    No server is cloned for other packages that the test module imports: they are small, or workers do not use them.
-    """
-    needed = preload.needed
-
-    def needed_here(payload: bytes, *parts: Any, **how: Any) -> list[str]:
-        names = needed(payload, *parts, **how)
-        return [*names, "pytest", "hypothesis"] if "torch" in names else names
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(preload, "needed", needed_here)
-        patched.setattr(preload, "packages", lambda _modules: frozenset())
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def shut_down_fork_server() -> Iterator[None]:
-    """Shut down the fork server, which all tests share, at the end of the session."""
-    yield
-    if "nbloader.transport.forkserver" in sys.modules:
-        sys.modules["nbloader.transport.forkserver"].shutdown()

@@ -20,7 +20,6 @@ import psutil
 import torch
 
 from nbloader import get_worker_info
-from nbloader.transport import forkserver
 
 if TYPE_CHECKING:
     from nbloader.events.gauges import WorkerGauge
@@ -316,13 +315,11 @@ def all_pids(loader) -> list[int]:
 
 
 def worker_processes() -> list[psutil.Process]:
-    """All running children of the fork servers which are not servers themselves."""
+    """All running children of zygotes, which are the children of this process."""
     found: list[psutil.Process] = []
-    servers = forkserver.pids()
-    for server in servers:
+    for zygote in psutil.Process().children():
         with contextlib.suppress(psutil.NoSuchProcess):
-            children = psutil.Process(server).children()
-            found += [p for p in children if p.pid not in servers and p.status() != psutil.STATUS_ZOMBIE]
+            found += [p for p in zygote.children() if p.status() != psutil.STATUS_ZOMBIE]
     return found
 
 

@@ -13,8 +13,6 @@ from multiprocessing import resource_tracker
 
 import psutil
 
-from nbloader.transport import forkserver
-
 SHM = pathlib.Path("/dev/shm")
 FDS = pathlib.Path("/proc/self/fd")
 
@@ -82,9 +80,9 @@ def left_behind(before: Belongings, grace: float) -> Belongings:
 
 
 def kept_pids() -> set[int]:
-    """Processes that live as long as this one: the fork servers, and the standard library's resource tracker."""
+    """Processes that live as long as this one: the standard library's resource tracker."""
     tracker = getattr(resource_tracker._resource_tracker, "_pid", None)
-    return forkserver.pids() | ({tracker} if tracker is not None else set())
+    return {tracker} if tracker is not None else set()
 
 
 def _descendants(settled: dict[int, psutil.Process]) -> dict[int, psutil.Process]:

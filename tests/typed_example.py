@@ -82,7 +82,6 @@ with DataLoader(
     assert_type(managed.stack(0), str)
     print(managed.stats().batches_per_second)
 assert_type(DataLoader.from_torch(torch_loader, num_workers=2), DataLoader[tuple[torch.Tensor, int]])
-nbloader.warm_up()
 
 DataLoader(Pairs(), batchsize=4)  # Unexpected keyword argument "batchsize" for "DataLoader"; did you mean "batch_size"?
 DataLoader(Pairs(), workers="threads")  # expected "Literal['process', 'thread', 'ray']"

@@ -105,6 +105,14 @@ def waits_in(task: str) -> str:
         return UNKNOWN
 
 
+def tasks(pid: int) -> list[str]:
+    """Return the paths of the folders of a process's threads; none if the process has ended."""
+    try:
+        return [str(task) for task in Path(f"/proc/{pid}/task").iterdir()]
+    except OSError:
+        return []
+
+
 def cpu_times(pid: int, thread: int | None = None) -> CpuTimes | None:
     """Scheduler statistics of a thread, None if the system does not report it.
 

@@ -175,7 +175,7 @@ def pages_written(address: int, nbytes: int) -> bool:
 
     True if the system does not report it.
     """
-    import numpy as np  # here: the fork server's client uses this module before NumPy is imported
+    import numpy as np  # here: not every process that uses this module needs NumPy
 
     first, last = address // mmap.PAGESIZE, (address + nbytes - 1) // mmap.PAGESIZE
     try:

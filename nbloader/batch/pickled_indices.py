@@ -10,8 +10,7 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
-import cloudpickle
-
+from nbloader.batch.pickling import CodePickler, NamePickler, dump
 from nbloader.errors import DatasetTransferError
 from nbloader.sampling.index_arrays import DrawnIndices, IndexArray
 from nbloader.sampling.shard_plan import Ticket
@@ -57,10 +56,13 @@ class PickledIndices:
         return self._loaded[0]
 
 
-def pack_indices(indices: Any) -> Any:
+def pack_indices(indices: Any, *, by_name: bool = False) -> Any:
     """Return the indices of a batch as they are sent to a worker process: themselves, or `PickledIndices`.
 
-    Classes that are defined in the notebook are pickled by value.
+    Args:
+        indices: The indices.
+        by_name: Whether classes that are defined in the notebook exist in the worker. Otherwise they are pickled by
+            value.
 
     Raises:
         Exception: Whatever pickling raises.
@@ -71,7 +73,9 @@ def pack_indices(indices: Any) -> Any:
         standard = True
     else:
         standard = _STANDARD.issuperset(map(type, indices if type(indices) is list else (indices,)))
-    return indices if standard else PickledIndices(bytes(cloudpickle.dumps(indices, 5)), _names(indices))
+    if standard:
+        return indices
+    return PickledIndices(dump(indices, None, NamePickler if by_name else CodePickler), _names(indices))
 
 
 def load_indices(indices: Any) -> Any:

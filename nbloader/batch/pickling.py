@@ -31,8 +31,7 @@ def rebuild_tensor(buffer: Any, dtype: str, shape: tuple[int, ...]) -> Any:
 
     Args:
         buffer: The memory of the tensor.
-        dtype: For example "torch.float32". `preload.py` finds the word "torch" in the pickle and lets workers import
-            it.
+        dtype: For example "torch.float32".
         shape: The shape of the tensor.
     """
     import torch
@@ -60,12 +59,43 @@ def _reduce_code(code: types.CodeType) -> tuple[Any, ...]:
     return (make, tuple(kept), *rest)
 
 
+_by_name = False
+
+
+def pickle_by_name() -> None:
+    """In a forked worker: pickle classes and functions of the main program by name, as the notebook has the same."""
+    global _by_name  # noqa: PLW0603 - a property of the process
+    _by_name = True
+
+
+def _is_named(obj: Any) -> bool:
+    """Whether a class or function can be found under its name."""
+    found: Any = sys.modules.get(obj.__module__ or "")
+    for name in obj.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is obj
+
+
 class CodePickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Like cloudpickle's pickler, but keeps the file names of functions that are pickled by value."""
 
     dispatch_table: ClassVar[Any] = collections.ChainMap(
         {types.CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table
     )
+    by_name = False
+    """Whether the receiver has the classes and functions of the main program."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Pickle a class or function by name where the receiver has it; otherwise as cloudpickle does."""
+        if (_by_name or self.by_name) and isinstance(obj, (type, types.FunctionType)) and _is_named(obj):
+            return NotImplemented
+        return super().reducer_override(obj)
+
+
+class NamePickler(CodePickler):
+    """Pickles for a worker that was forked from this process."""
+
+    by_name = True
 
 
 class Pickler(CodePickler):

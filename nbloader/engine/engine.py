@@ -41,7 +41,8 @@ from nbloader.batch.payload import BatchOutcome, BatchPayload, JoinedPayload
 from nbloader.batch.task import ChunkedBatch, Task
 from nbloader.engine import inspect, timeouts
 from nbloader.engine.config import EngineConfig
-from nbloader.engine.lost_locks import LostLock, held_locks, waits_for_lock
+from nbloader.engine.fork_watch import ForkWatch
+from nbloader.engine.lost_locks import LostLock, held_locks, waits_for_lock, waits_in_multiprocessing
 from nbloader.engine.memory import MemoryWatch
 from nbloader.engine.memory import notice as memory_notice
 from nbloader.engine.skipped_samples import SkippedSamples
@@ -178,15 +179,15 @@ class Engine:
             self._policy.expect(config.batch_size)
         self._dispatcher: Dispatcher[BatchOutcome] = Dispatcher(self._policy, round_robin=config.round_robin)
         self._events: collections.deque[ev.Event] = collections.deque()  # published after the lock is released
+        self._output = WorkerOutput()
         self._group = WorkerGroup(
-            self._events.append, self._dispatcher, config, on_message=self._handle, wake_consumers=self._wake_consumers,
-            wake_supervisor=self._wake_supervisor,
+            self._events.append, self._dispatcher, config, on_message=self._handle, notify=self._output.notify,
+            wake_consumers=self._wake_consumers, wake_supervisor=self._wake_supervisor,
         )  # fmt: skip
         # Read without holding the lock: only the consumer adds batches, and a stale count merely delays a request.
         self.refill_size = self._dispatcher.refill_size
         self._commands: collections.deque[Callable[[], object]] = collections.deque()
         self._supervisor = None if config.kind.inline else Supervisor(self)
-        self._output = WorkerOutput()
         self._memory = MemoryWatch()
         self._memory_noticed = False
         self._skipped = SkippedSamples()
@@ -239,15 +240,6 @@ class Engine:
     def prefetches(self) -> bool:
         """Whether batches are requested before the consumer asks for them."""
         return self._policy.prefetches
-
-    def prepare(self, dataset: Any, *functions: Any) -> None:
-        """Start what the workers will need, before the first epoch.
-
-        Args:
-            dataset: The loader's dataset.
-            functions: The loader's functions; None for each that is not set.
-        """
-        self._config.kind.prepare(dataset, *functions)
 
     # ---- the lock -----------------------------------------------------------------------------------------------
 
@@ -817,7 +809,13 @@ class Engine:
             self._on_due(check.due, timer, run)
             return
         timer.fresh = False
-        timeouts = [seconds for seconds in (check.left, self.callbacks.interval, plan.recheck) if seconds is not None]
+        limits = [check.left, self.callbacks.interval, plan.recheck]
+        if self._group.forked and not plan.paused:
+            waited = (_clock() - timer.since) / 1e9
+            if timer.forks.left(waited) <= 0:
+                self._look_at_forked(timer.forks, waited)
+            limits.append(timer.forks.left(waited))
+        timeouts = [seconds for seconds in limits if seconds is not None]
         if pool is not None and plan.group > 1 and pool.wake_after(plan.group):
             try:
                 wakeup.wait(fileno, min([GROUP_WAIT, *timeouts]))
@@ -828,6 +826,28 @@ class Engine:
         else:
             wakeup.wait(fileno, min(timeouts, default=None))
         self.callbacks.call(waiting=True)
+
+    def _look_at_forked(self, watch: ForkWatch, waited: float) -> None:
+        """Replace forked workers by clean ones, if they hang because of a lock or a thread that they do not have."""
+        hung = watch.look(waited, self._group.forked)
+        if hung is None:
+            return
+        stack = ""
+        with contextlib.suppress(NbloaderError):
+            stack = self.stack(hung.worker)
+        if waits_in_multiprocessing(stack):
+            return  # such a lock is shared by processes: it survives a fork
+        where = f"in {stack_probe.place(stack)}" if stack else "while it was being set up"
+        try:
+            setup = self._group.clean_setup()
+        except DatasetTransferError as error:
+            self._output.notify(
+                f"nbloader: a worker that was forked from this process hangs {where}: a lock or a thread that it waits "
+                f"for does not exist in a forked process. New interpreters cannot take over: {error}\n"
+            )
+            return
+        if setup is not None:
+            self._exclusively(self._group.try_clean, setup, where)
 
     def _on_due(self, due: Due, timer: WaitTimer, run: int) -> None:
         """Act on a notice or a timeout that is due."""
@@ -879,7 +899,8 @@ class Engine:
             if not waits_for_lock(other):
                 return None
         dataset = None if self._dataset is None else self._dataset()
-        return LostLock(held_locks(dataset))
+        paths = held_locks(dataset)
+        return LostLock(paths) if paths or waits_in_multiprocessing(stack) else None
 
     def _report_delay(self, run: int) -> DelayReport | None:
         """Return what delays an iteration; None if the iteration has ended."""
@@ -1095,14 +1116,7 @@ class Engine:
         """
         options = dataclasses.replace(self._config.options, kind=name)
         kind = create_kind(options)
-        alone = create_kind(dataclasses.replace(options, fork_fallback=False))
-        setup = alone.pack(dataset, collate_fn, worker_init_fn, on_error)
-        if alone.inherits(setup):
-            raise DatasetTransferError(
-                "the dataset can only be inherited by forked workers, and these cannot replace other workers in "
-                "mid-epoch: create a new loader with multiprocessing_context='fork'"
-            )
-        kind.prepare(dataset, collate_fn, worker_init_fn)
+        setup = kind.pack(dataset, collate_fn, worker_init_fn, on_error)
         self._command(lambda: self._use_kind(dataclasses.replace(self._config, options=options, kind=kind), setup))
 
     def _use_kind(self, config: EngineConfig, setup: WorkerSetup) -> None:

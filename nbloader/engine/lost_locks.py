@@ -39,12 +39,20 @@ class LostLock(NamedTuple):
 
 def waits_for_lock(stack: str) -> bool:
     """Whether a stack, as `stack_probe` returns it, ends in the acquisition of a lock of `multiprocessing`."""
+    file, line = _innermost(stack)
+    return file == synchronize.__file__ or ".acquire(" in linecache.getline(file, line)
+
+
+def waits_in_multiprocessing(stack: str) -> bool:
+    """Whether a stack ends in a lock of `multiprocessing`, whatever it was acquired by."""
+    return _innermost(stack)[0] == synchronize.__file__
+
+
+def _innermost(stack: str) -> tuple[str, int]:
+    """Return the file and the line of the innermost frame of the main thread; "" and 0 if there is none."""
     _before, _mark, main = stack.rpartition("Current thread")
     frame = re.search(r'(?m)^  File "(.*)", line (\d+) in ', main)
-    if frame is None:
-        return False
-    file, line = frame[1], int(frame[2])
-    return file == synchronize.__file__ or ".acquire(" in linecache.getline(file, line)
+    return ("", 0) if frame is None else (frame[1], int(frame[2]))
 
 
 def held_locks(dataset: Any) -> tuple[str, ...]:

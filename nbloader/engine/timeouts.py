@@ -6,6 +6,7 @@ import enum
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from nbloader.engine.fork_watch import ForkWatch
 from nbloader.events.failures import abbreviated
 from nbloader.events.gauges import WorkerGauge
 
@@ -54,6 +55,8 @@ class WaitTimer:
         """When the wait began, perf_counter ns. A pause restarts it, so that workers are not blamed for the pause."""
         self.fresh = True
         """Whether the consumer has not slept yet."""
+        self.forks = ForkWatch()
+        """Looks at forked workers during this wait."""
         self._timeout = timeout
         self._first = first
         self._paused_since: int | None = None

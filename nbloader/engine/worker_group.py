@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import signal
 import time
+from _thread import get_ident
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,6 +21,7 @@ from nbloader.events.remote_errors import rebuild
 from nbloader.metrics.usage_probe import WorkerThread
 from nbloader.scheduler.dispatcher import MAX_DEATHS, Dispatcher
 from nbloader.transport import stack_probe
+from nbloader.transport.zygote import ZygoteHungError
 from nbloader.workers.api import WorkerHandle, WorkerKind, WorkerPool, WorkerSetup
 from nbloader.workers.messages import (
     DescriptorsExhausted,
@@ -76,6 +78,7 @@ class WorkerGroup:
         dispatcher: Is notified when a worker is ready for batches or has ended.
         config: The configuration of the engine.
         on_message: Called with each of the last messages of workers that are being stopped.
+        notify: Called with a notice for the cell.
         wake_consumers: Called when the pool has failed (`fatal` says why), and when a consumer must start a worker.
         wake_supervisor: Called when workers are leaving, so that the supervisor waits for them, too.
     """
@@ -87,6 +90,7 @@ class WorkerGroup:
         config: EngineConfig,
         *,
         on_message: Callable[[WorkerMessage], None],
+        notify: Callable[[str], None],
         wake_consumers: Callable[[], None],
         wake_supervisor: Callable[[], None],
     ) -> None:
@@ -104,14 +108,17 @@ class WorkerGroup:
         self._slots = [WorkerSlot() for _ in range(config.num_workers)]
         dispatcher.slots = config.num_workers
         self._on_message = on_message
+        self._notify = notify
         self._wake_consumers = wake_consumers
         self.leaving = LeavingWorkers(lambda: dispatcher.policy.produce_ns, wake_supervisor, self._on_leave)
         """The workers that finish a sample before they end."""
+        self._hang = ""
+        """Where forked workers hung, while it is not known whether clean workers do, too."""
         self.awaits_consumer = False
         """Whether a worker is missing because only a consumer can start it (`WorkerPool.can_start`)."""
         self._setup: WorkerSetup | None = None
         self._deaths = 0
-        self._server_ended = 0  # when the end of a fork server was last counted
+        self._server_ended = 0  # when the end of a zygote was last counted
         self.seed = 0
         """The base seed of the current epoch."""
         self.seeds: dict[int, int] = {}
@@ -185,6 +192,8 @@ class WorkerGroup:
         if self.pool is not None and not self.pool.usable:
             self.retire(0)
         if self.pool is not None:
+            self.pool.consumer = get_ident()
+        if self.pool is not None:
             for worker, slot in enumerate(self._slots):
                 if slot.handle is None and self.pool is not None:  # it died between epochs, or see `_replace`
                     self._replace_now(worker, slot.exit_reason)
@@ -194,6 +203,7 @@ class WorkerGroup:
         try:
             self.pool = self._config.kind.create_pool()
             self.pool.seeds = self.seeds
+            self.pool.consumer = get_ident()
             for worker in range(len(self._slots)):
                 self._start_worker(worker)
         except OSError as error:
@@ -211,7 +221,15 @@ class WorkerGroup:
         if self.pool is None or self._setup is None:
             raise RuntimeError("a worker can be started only in a pool, and when a dataset is loaded")
         options = dataclasses.replace(self._config.options, num_workers=len(self._slots), seed=self.seed)
-        handle = self._slots[worker].handle = self.pool.start(worker, options, self._setup)
+        try:
+            handle = self.pool.start(worker, options, self._setup)
+        except ZygoteHungError:
+            setup = self._config.kind.clean(self._setup)
+            if setup is None:
+                raise
+            self._setup, self._hang = setup, "before it was ready"
+            handle = self.pool.start(worker, options, setup)
+        self._slots[worker].handle = handle
         self.handles[handle.uid] = handle
 
     # ---- messages -------------------------------------------------------------------------------------------------
@@ -368,8 +386,10 @@ class WorkerGroup:
                 self._replace(worker, "request")
 
     def restart_all(self) -> None:
-        """Replace all workers at once."""
-        self.restart(list(range(len(self._slots))))
+        """Replace all workers at once, by workers that have the present state of this process if they inherit any."""
+        if self.pool is not None:
+            self.pool.renew()
+            self.restart(list(range(len(self._slots))))
 
     def restart_stalled(self, uid: int, run: int, number: int, reason: str, error: Exception) -> bool:
         """Kill and replace a worker whose batch takes too long.
@@ -489,6 +509,48 @@ class WorkerGroup:
         for slot in self._slots:
             slot.handle = None
 
+    # ---- forked workers that hang -----------------------------------------------------------------------------------
+
+    @property
+    def forked(self) -> list[WorkerHandle]:
+        """The workers, if they are forked from this process; otherwise an empty list."""
+        inherits = self.pool is not None and self._config.kind.inherits(self._setup)
+        return [slot.handle for slot in self._slots if slot.handle is not None] if inherits else []
+
+    def clean_setup(self) -> WorkerSetup | None:
+        """Return the setup for workers that inherit nothing. Called without holding the lock: user code runs.
+
+        Raises:
+            DatasetTransferError: The dataset or a function cannot be sent to such workers.
+        """
+        return self._config.kind.clean(self._setup)
+
+    def try_clean(self, setup: WorkerSetup, where: str) -> None:
+        """Replace forked workers that hang by clean ones. If these deliver, the loader changes to them.
+
+        Args:
+            setup: What `clean_setup` returned.
+            where: Where the workers hang.
+        """
+        hung = self.forked
+        if self.pool is not None and hung:
+            self._setup, self._hang = setup, where
+            for handle in hung:
+                self._requeue(handle)
+                handle.kill()
+                self._slots[handle.worker].exit_reason = f"hung {where}"
+                self._replace(handle.worker, "a hang after a fork")
+
+    def _change_to_clean(self) -> None:
+        """Use clean workers from now on: one has delivered a batch where forked ones hung."""
+        where, self._hang = self._hang, ""
+        self._config.kind.stop_inheriting()
+        self._notify(
+            f"nbloader: a worker that was forked from this process hung {where}: a lock or a thread that it waited for "
+            "does not exist in a forked process. Workers that are new interpreters deliver, so this loader uses them "
+            'from now on. Pass multiprocessing_context="forkserver" to start with them.\n'
+        )
+
     # ---- watching -----------------------------------------------------------------------------------------------
 
     @property
@@ -523,6 +585,8 @@ class WorkerGroup:
         handle = self.handles.get(uid)
         if handle is not None:
             handle.produced += 1
+            if self._hang:
+                self._change_to_clean()
 
     def worker_of(self, uid: int | None) -> int | None:
         """Return the id of the worker with this unique number; None if it has ended, or if `uid` is None."""

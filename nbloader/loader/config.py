@@ -265,10 +265,10 @@ class LoaderConfig(Generic[T_co]):
     )  # fmt: skip
     multiprocessing_context: str | multiprocessing.context.BaseContext | None = _argument(
         None, attribute=False,
-        doc='How worker processes start: "forkserver" (the default), "spawn" or "fork", or a context of '
-        "`multiprocessing` with that start method. Forked workers are copies of this process: nothing is pickled, and "
-        "each epoch has new ones, unless `persistent_workers=True`. Without this argument, workers are forked on Linux "
-        "if the dataset or a function cannot be pickled, with a warning.",
+        doc='How worker processes start: "fork" (the default on Linux), "forkserver" or "spawn", or a context of '
+        "`multiprocessing` with that start method. Forked workers are copies of this process at the beginning of the "
+        "epoch: nothing is pickled. The workers of the other two are new interpreters that receive the dataset as a "
+        "pickle. Without this argument, a loader whose forked workers hang changes to such clean workers, and says so.",
     )  # fmt: skip
     generator: torch.Generator | None = _argument(
         None, _generator, doc="The `torch.Generator` that the order and the seeds are drawn from, as in torch."

@@ -143,7 +143,6 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """`len()` of an iterable dataset, if `len(loader)` was ever called. The name is torch's: litdata reads it."""
         self._check_number_of_processes()
         engine = self._parts.engine
-        engine.prepare(self.dataset, config.collate_fn, config.worker_init_fn)
         reruns.supersede_older(engine)
         self.__initialized = True  # torch's name: a program that clears it may assign the samplers
 
@@ -1244,7 +1243,7 @@ def _make_engine(config: LoaderConfig[Any], bus: ev.EventBus, demand: EngineDema
         output=config.output,
         iterable=demand.streaming,
         start_method=torch_compat.start_method(demand.context),
-        fork_fallback=torch_compat.may_fork(demand.context),
+        may_heal=torch_compat.may_heal(demand.context),
         in_order=demand.in_order,
         fresh=demand.fresh,
         concurrency=config.concurrency,

@@ -12,7 +12,7 @@ import torch
 from nbloader._util.user_warning import warn
 from nbloader.loader.config import ARGUMENTS, LoaderConfig
 from nbloader.sampling.samplers import FullBatches
-from nbloader.transport import forker
+from nbloader.transport import zygote
 
 _SELECTS_SAMPLES = frozenset({
     "self", "dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "drop_last",
@@ -21,22 +21,23 @@ _SELECTS_SAMPLES = frozenset({
 
 
 def start_method(context: Any) -> str:
-    """Return how workers start: "forkserver", "spawn" or "fork".
+    """Return how workers start: "fork", "forkserver" or "spawn".
 
-    "fork" must be requested explicitly. Before Python 3.14, it is the default of `multiprocessing` on Linux, where the
-    default cannot be distinguished from `multiprocessing.set_start_method("fork")`, since any lock or queue of
-    `multiprocessing`, even tqdm's, fixes it.
+    "fork" is the default, for each version of Python, where processes can be forked safely enough: on Linux.
+    `multiprocessing`'s own default counts only if it was changed: any lock or queue of `multiprocessing`, even tqdm's,
+    fixes it.
 
     Args:
         context: A context object, or None.
     """
+    default = "fork" if zygote.SUPPORTED else "forkserver"
     if context is not None:
         name = context.get_start_method()
     else:
         name = multiprocessing.get_start_method(allow_none=True)
-        if name != "fork" or name == multiprocessing.get_all_start_methods()[0]:
-            name = "forkserver"
-    if name == "fork" and not forker.SUPPORTED:
+        if name in {None, multiprocessing.get_all_start_methods()[0]}:
+            name = default
+    if name == "fork" and not zygote.SUPPORTED:
         warn(
             'multiprocessing_context="fork" is supported on Linux only, with Python\'s `os.pidfd_open`: workers are '
             'started with "forkserver". Pass that, or omit the argument.'
@@ -45,16 +46,14 @@ def start_method(context: Any) -> str:
     return "spawn" if sys.platform == "win32" else str(name)
 
 
-def may_fork(context: Any) -> bool:
-    """Whether workers may be forked if something cannot be pickled, since no other start method was requested.
-
-    "forkserver" counts as requested even where it is the default (since Python 3.14): there,
-    `multiprocessing.set_start_method("forkserver")` cannot be distinguished from a default that a lock has fixed.
+def may_heal(context: Any) -> bool:
+    """Whether no start method was requested, so that workers need not be forks of this process.
 
     Args:
         context: A context object, or None.
     """
-    return forker.SUPPORTED and context is None and multiprocessing.get_start_method(allow_none=True) in {None, "fork"}
+    method = multiprocessing.get_start_method(allow_none=True)
+    return context is None and method in {None, multiprocessing.get_all_start_methods()[0]}
 
 
 def arguments_of(loader: Any) -> dict[str, Any]:

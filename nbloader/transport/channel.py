@@ -58,7 +58,8 @@ class Kind(IntEnum):
     """To the worker: drop these batches of an iteration, if they were received before this frame and have not begun.
     Without batch numbers: drop all batches of the iteration, and its iterators over shards."""
     READY = 4
-    """From the worker: it has loaded its dataset. The body is `ROUND_ROBIN` if batches must be assigned round-robin."""
+    """From the worker: it has loaded its dataset. The body is `ROUND_ROBIN` if batches must be assigned round-robin.
+    From a zygote: it can fork workers."""
     SEGMENT = 5
     """With a descriptor. From the worker: a new segment. To the worker: a new arena for chunks."""
     LAYOUT = 6
@@ -68,11 +69,10 @@ class Kind(IntEnum):
     ERROR = 8
     """From the worker: a batch that could not be produced."""
     INIT_ERROR = 9
-    """From the worker: the dataset could not be rebuilt, or `worker_init_fn` raised."""
+    """From the worker: the dataset could not be rebuilt, or `worker_init_fn` raised. From a zygote: it could not be set
+    up."""
     FORK = 10
-    """To the fork server, with four descriptors: start a worker."""
-    PRELOAD = 11
-    """To the fork server: import these modules."""
+    """To a zygote, with the worker's lifeline and `WorkerFds`: start a worker."""
     SAMPLE_FAILURES = 12
     """From the worker, before a batch: the samples of the batch that were skipped or replaced. No batch follows if all
     of its samples were skipped."""
@@ -89,16 +89,8 @@ class Kind(IntEnum):
     """To the worker: do not write to these segments again, since a forked process may have views of them."""
     REST = 17
     """To the worker: these segments were returned, and there is no work for now, so free memory."""
-    CLONE = 21
-    """To the fork server, with a descriptor: start another server, connected to it, that imports these packages. From
-    the new server: its pid and, after the imports, its number of threads."""
     ITERATION = 18
     """To the worker: the next task belongs to another iteration than the previous one."""
-    FORK_TEMPLATE = 19
-    """To the fork server, with four descriptors: start a template (template.py)."""
-    TEMPLATE = 20
-    """To a template, with descriptors: the dataset to rebuild. From the template: the source files of the modules that
-    it imported meanwhile."""
     STACKS = 22
     """From the worker: samples of its stacks."""
 

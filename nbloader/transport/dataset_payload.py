@@ -107,8 +107,6 @@ class SharedPickle:
         """Equal for two pickles of an object that did not change in between, apart from in-place writes to arrays."""
         self.self_contained = not (buffers or self.spawning.fds)
         """Whether the pickle holds the whole object."""
-        self.code = self.data or self._file.ends
-        """The parts of the pickle in which code of the notebook names the modules that it uses."""
         self._buffers = buffers
         self._files: Files | None = None
         self._kept: list[Any] = []
@@ -159,14 +157,7 @@ class SharedPickle:
 
 
 def load_shared(data: bytes, files: Files) -> Any:
-    """In a worker: rebuild the object of a `SharedPickle`, and take ownership of the descriptors.
-
-    In a worker that was forked from a template, the first call returns the object that the template has rebuilt.
-    """
-    if _prepared:
-        for fd in files.fds:
-            os.close(fd)
-        return _prepared.pop()
+    """In a worker: rebuild the object of a `SharedPickle`, and take ownership of the descriptors."""
     views = []
     for fd, private in zip(files.fds, files.private, strict=True):
         try:
@@ -181,19 +172,6 @@ def load_shared(data: bytes, files: Files) -> Any:
 
     with _collection_paused():
         return pickle.loads(data if files.pickle is None else at(files.pickle), buffers=map(at, files.spans))
-
-
-_prepared: list[Any] = []
-
-
-def prepare(obj: Any) -> None:
-    """In a template: make the first `load_shared` in each process that is forked from this one return this object."""
-    _prepared[:] = [obj]
-
-
-def is_prepared() -> bool:
-    """Whether the next `load_shared` takes no time: it returns what a template has rebuilt."""
-    return bool(_prepared)
 
 
 @contextlib.contextmanager

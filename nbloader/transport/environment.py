@@ -1,9 +1,8 @@
-"""The environment of the notebook's process, which is reproduced in workers and fork servers.
+"""The environment of the notebook's process, which is reproduced in clean workers.
 
-A worker of torch's `DataLoader`, forked from the notebook's process, inherits all state. Workers forked by the fork
-server receive only state that is cheap to collect and commonly set, including settings that are stored in libraries
-rather than in the dataset. Anything else, such as changed globals of other modules, does not reach them; with
-`multiprocessing_context="fork"` they inherit it.
+Forked workers inherit all state of the notebook's process. Clean workers receive only state that is cheap to collect
+and commonly set, including settings that are stored in libraries rather than in the dataset. Anything else, such as
+changed globals of other modules, does not reach them.
 """
 
 from __future__ import annotations
@@ -107,14 +106,14 @@ class Settings(NamedTuple):
 
 
 class Environment(NamedTuple):
-    """The environment of the notebook's process, for workers and for fork servers that import packages."""
+    """The environment of the notebook's process, for workers that do not inherit it."""
 
     sys_path: list[str]
     cwd: str
     environ: dict[str, str]
     argv: list[str]
-    settings: Settings | None
-    """Settings of libraries; None for a fork server: it imports packages for workers whose settings may differ."""
+    settings: Settings
+    """Settings of libraries."""
 
     @classmethod
     def of_this_process(cls) -> Environment:
@@ -132,8 +131,7 @@ class Environment(NamedTuple):
                 del os.environ[name]
         for name, value in self.environ.items() - present.items():
             os.environ[name] = value
-        if self.settings is not None:
-            self.settings.install()
+        self.settings.install()
         try:
             os.chdir(self.cwd)
         except OSError as error:

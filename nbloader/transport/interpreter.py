@@ -1,4 +1,4 @@
-"""Starts a Python interpreter that finds the modules of this one: for the fork server, and for spawned workers."""
+"""Starts a Python interpreter that finds the modules of this one: for clean zygotes, and for spawned workers."""
 
 from __future__ import annotations
 

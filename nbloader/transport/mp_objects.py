@@ -19,7 +19,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from multiprocessing import context, reduction
-from types import BuiltinFunctionType, FunctionType, ModuleType
+from types import FunctionType
 from typing import Any, NamedTuple
 
 from nbloader._util.descriptors import close_all, open_into
@@ -52,6 +52,20 @@ _THREAD_OBJECTS: dict[type, Callable[[Any], tuple[Any, ...]]] = {
 these. A `threading.local` keeps what the pickling thread sees."""
 
 
+def _reduce_executor(obj: Any) -> tuple[Any, ...] | None:
+    """Reduce an executor, or an event loop that is not running, to a new one; return None for any other object."""
+    futures = sys.modules.get("concurrent.futures.thread")
+    if futures is not None and type(obj) is futures.ThreadPoolExecutor:
+        return type(obj), (obj._max_workers, "", obj._initializer, obj._initargs)
+    futures = sys.modules.get("concurrent.futures.process")
+    if futures is not None and type(obj) is futures.ProcessPoolExecutor:
+        return type(obj), (obj._max_workers,)
+    asyncio = sys.modules.get("asyncio")
+    if asyncio is not None and isinstance(obj, asyncio.AbstractEventLoop) and not obj.is_running():
+        return asyncio.new_event_loop, ()
+    return None
+
+
 class InheritedFd:
     """In a pickle: stands for a descriptor that is sent along with the pickle, by its number."""
 
@@ -74,10 +88,6 @@ class Spawning:
     def __init__(self) -> None:
         self.fds: list[int] = []
         """Duplicates of the descriptors that the worker needs, in order; closed when this is garbage-collected."""
-        self.modules: set[str] = set()
-        """Modules of the classes and functions in the pickle."""
-        self.named: list[type | FunctionType | ModuleType] = []
-        """Classes, Python functions and modules that the pickle refers to."""
         weakref.finalize(self, close_all, self.fds).atexit = False
         self._before: Any = None
 
@@ -85,14 +95,6 @@ class Spawning:
         """Register a descriptor to send to the worker. Returns its number."""
         open_into(self.fds, os.dup, fd)
         return len(self.fds) - 1
-
-    def record(self, obj: Any) -> None:
-        """Record a class, function or module that the pickle refers to."""
-        name = getattr(obj, "__name__" if isinstance(obj, ModuleType) else "__module__", None)
-        if isinstance(name, str):
-            self.modules.add(name)
-        if isinstance(obj, (type, FunctionType, ModuleType)):
-            self.named.append(obj)
 
     @property
     def identity(self) -> list[tuple[int, int]]:
@@ -118,14 +120,14 @@ class SharingPickler(Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         """See `Pickler`."""
-        if isinstance(obj, _NAMED):
-            spawning: Any = context.get_spawning_popen()
-            spawning.record(obj)
         if _is_unnamed_lock(obj):
             raise TypeError(FORK_CONTEXT)
         reduce_lock = _THREAD_OBJECTS.get(type(obj))
         if reduce_lock is not None:
             return reduce_lock(obj)
+        executor = _reduce_executor(obj)
+        if executor is not None:
+            return executor
         if type(obj).__name__ in _GENERATORS and (name := _global_generator(obj)) is not None:
             return _attribute, name
         torch = sys.modules.get("torch")
@@ -167,8 +169,6 @@ def _is_unnamed_lock(obj: Any) -> bool:
     return synchronize is not None and issubclass(type(obj), synchronize.SemLock) and obj._semlock.name is None
 
 
-_NAMED = (type, FunctionType, BuiltinFunctionType, ModuleType)
-"""Types of objects that a pickle refers to by their module."""
 _IMPORTED_BY_NUMPY = frozenset(f"numpy.{name}" for name in ("fft", "linalg", "ma", "polynomial", "random", "testing"))
 """Submodules that `numpy` imports when they are first used, apart from those that it always imports."""
 _GENERATORS = frozenset({"Random", "RandomState", "Generator"})

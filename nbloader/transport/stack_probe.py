@@ -53,7 +53,7 @@ QUIET = 0.2
 """Seconds without another line after which a stack with an unusual outermost frame counts as complete."""
 
 _FORKED = " in become_worker\n"
-"""Frame of a function in forker.py. The frames outside it belong to the notebook; a forked worker has a copy."""
+"""Frame of a function in zygote_process.py. The frames outside it belong to the zygote and the notebook."""
 _OUTERMOST = (
     '  File "<string>", line 1 in <module>\n',
     "  ...\n",  # after a hundred frames

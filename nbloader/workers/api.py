@@ -64,10 +64,11 @@ class WorkerOptions:
     num_workers: int = 1
     seed: int = 0
     """The base seed of the epoch in which the worker starts. The worker's seed is the base seed plus the worker id."""
-    start_method: str = "forkserver"
-    """"forkserver", "spawn" or "fork". Only for worker processes."""
-    fork_fallback: bool = False
-    """Whether worker processes are forked from this process if the dataset or functions cannot be pickled."""
+    start_method: str = "fork"
+    """"fork", "forkserver" or "spawn". Only for worker processes."""
+    may_heal: bool = False
+    """Whether workers may be clean ones instead of forks of this process, if forked ones hang: no start method was
+    requested."""
     in_order: bool = True
     """Whether batches are delivered in order. If so, a worker may claim several batches at once, because a slow batch
     delays the batches behind it anyway."""
@@ -341,6 +342,9 @@ class WorkerPool(ABC):
     seeds: Mapping[int, int] = MappingProxyType({})
     """The base seeds of the open iterations, by iteration number. The engine keeps them up to date."""
 
+    consumer: int = 0
+    """Identifier of the thread that iterates over the loader. The engine keeps it up to date."""
+
     wakes_for_each: ClassVar[bool] = False
     """Whether each batch that arrives wakes a consumer that waits for `fileno()`. Each wake-up interrupts a worker."""
 
@@ -379,12 +383,15 @@ class WorkerPool(ABC):
     def can_start(self, setup: Any) -> bool:  # noqa: ARG002 - optional
         """Whether `start` can be called on the current thread.
 
-        For most setups any thread will do; some only work on one thread, which is the consumer's.
+        For most setups any thread will do; some only work on the consumer's.
 
         Args:
             setup: What `WorkerKind.pack` returned.
         """
         return True
+
+    def renew(self) -> None:  # noqa: B027 - optional
+        """Let the workers that are started from now on have the present state of this process, if they inherit any."""
 
     @abstractmethod
     def submit(self, uid: int, tasks: Sequence[Task]) -> list[tuple[Task, Exception]]:
@@ -521,14 +528,6 @@ class WorkerKind(ABC):
         """Whether what `pack` returned can still be used. Called by consumers."""
         return True
 
-    def prepare(self, dataset: Any, *functions: Any) -> None:  # noqa: B027 - optional
-        """Start what the workers will need. Called when the loader is constructed, before the first epoch.
-
-        Args:
-            dataset: The dataset.
-            functions: The functions that workers will be given, or None.
-        """
-
     def pack(self, dataset: Any, collate_fn: Any, worker_init_fn: Any, on_error: Any) -> WorkerSetup:
         """Convert the dataset and functions to what workers of this kind are given.
 
@@ -544,6 +543,23 @@ class WorkerKind(ABC):
             setup: What `pack` returned.
         """
         return False
+
+    def clean(self, setup: Any) -> WorkerSetup | None:  # noqa: ARG002 - optional
+        """Pack what a setup holds for workers that inherit nothing from this process.
+
+        Args:
+            setup: What `pack` returned.
+
+        Returns:
+            None if workers of this loader must inherit it, or inherit nothing already.
+
+        Raises:
+            DatasetTransferError: They cannot be sent to such workers.
+        """
+        return None
+
+    def stop_inheriting(self) -> None:  # noqa: B027 - optional
+        """Let `pack` pack for workers that inherit nothing from now on."""
 
     @abstractmethod
     def create_pool(self) -> WorkerPool:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Protocol
 from nbloader._util import rng
 from nbloader._util.import_hooks import when_imported
 from nbloader.transport.bootstrap import WorkerStart
-from nbloader.transport.dataset_payload import Files, is_prepared, load_shared
+from nbloader.transport.dataset_payload import Files, load_shared
 from nbloader.workers.reachable import Snapshot, holds_generator
 from nbloader.workers.worker_info import (
     ProcessContext,
@@ -227,10 +227,9 @@ class Iterations:
         Args:
             imports: Whether this may import modules, so that it takes longer than the next copy will.
         """
-        prepared = is_prepared()
         begin = _clock()
         parts = self._source.load()
-        cheap = not prepared and (_clock() - begin <= CHEAP_NS or (imports and self._source.small))
+        cheap = _clock() - begin <= CHEAP_NS or (imports and self._source.small)
         self._pristine = None if cheap or not self._fresh else Snapshot(*parts)
         return parts
 

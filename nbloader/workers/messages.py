@@ -57,7 +57,7 @@ class WorkerGone:
     exitcode: int | None
     """As in `multiprocessing`; None if unknown."""
     server_ended: bool = False
-    """Whether the worker ended because the fork server, or its node, has ended. Its batch is then not the cause."""
+    """Whether the worker ended because its zygote, or its node, has ended. Its batch is then not the cause."""
     reason: str = ""
     """A phrase that gives the reason, such as "was killed by SIGKILL", if it is more precise than the exit code."""
 

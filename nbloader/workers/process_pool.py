@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
+import functools
 import importlib
 import logging
+import multiprocessing
 import os
 import pickle
 import select
@@ -37,27 +38,27 @@ from nbloader._util.user_warning import warn
 from nbloader.batch.chunk_arena import ArenaAllocator, ChunkSlot
 from nbloader.batch.payload import BatchPayload, Layout, SegmentPayload
 from nbloader.batch.pickled_indices import pack_indices
+from nbloader.batch.pickling import NamePickler, dump
 from nbloader.batch.task import ChunkedBatch, Task
 from nbloader.cache import process_cache
-from nbloader.errors import NbloaderError
+from nbloader.errors import DatasetTransferError, NbloaderError
 from nbloader.events.failures import EmptyBatch, WorkerFailure
 from nbloader.events.remote_errors import SampleFailure
 from nbloader.shm.arena import ArenaWriter
 from nbloader.shm.segment import SegmentReader, anonymous_file, mapped
-from nbloader.transport import forkserver, preload
 from nbloader.transport.bootstrap import InitMessage, WorkerStart
 from nbloader.transport.channel import MAX_FDS, ROUND_ROBIN, Bytes, Channel, Kind
 from nbloader.transport.child_process import use_outputs
 from nbloader.transport.environment import Environment
-from nbloader.transport.forker import ForkedProcess, Forker, is_forking, redirect_streams, setup_complete
 from nbloader.transport.interpreter import start_interpreter, worker_environment
 from nbloader.transport.mp_objects import InheritedState
-from nbloader.transport.process_setup import PicklingFailure, ProcessSetup, pickle_parts
-from nbloader.transport.server_process import LIFELINE
+from nbloader.transport.process_setup import ProcessSetup
 from nbloader.transport.stack_probe import StackPipe
-from nbloader.transport.template import Template
+from nbloader.transport.zygote import CleanZygote, ForkedZygote, Zygote, redirect_streams, reopen_files
+from nbloader.transport.zygote_process import LIFELINE, Run, WorkerFds
 from nbloader.workers import line_sampler, process_worker
 from nbloader.workers.api import LocalSetup, OutputTail, WorkerHandle, WorkerKind, WorkerOptions, WorkerPool
+from nbloader.workers.fork_safety import threaded_package
 from nbloader.workers.iterations import Parts
 from nbloader.workers.messages import (
     BatchDone,
@@ -72,7 +73,6 @@ from nbloader.workers.messages import (
     WorkerLaunched,
     WorkerMessage,
 )
-from nbloader.workers.reachable import holds_for_this_thread
 from nbloader.workers.run_state import RunState, RunStateReader
 from nbloader.workers.status import PRODUCING, SHARED_STATUS_SIZE, SharedStatus, WorkerState
 from nbloader.workers.task_claims import CLAIMS_SIZE, TaskRevoker
@@ -105,35 +105,29 @@ class ForkSetup:
     def __init__(self, parts: LocalSetup) -> None:
         importlib.import_module("numpy.random")  # otherwise each worker would import it to seed its generator
         self.parts = parts
-        self.thread = get_ident() if holds_for_this_thread(*parts) else None
-        """Identifier of the only thread that may fork, because the objects hold something that only this thread may
-        use; None if any thread may fork."""
 
     @property
     def identity(self) -> tuple[Any, ...]:
         """See `WorkerSetup`."""
-        return self.thread, *self.parts.identity
+        return self.parts.identity
 
     def holds(self, *parts: Any) -> bool:
-        """See `WorkerSetup`. The objects may since have acquired something that only this thread may use."""
-        return self.parts.holds(*parts) and (self.thread is not None or not holds_for_this_thread(*parts))
+        """See `WorkerSetup`."""
+        return self.parts.holds(*parts)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ProcessKind(WorkerKind):
     """Worker processes."""
 
     options: WorkerOptions
-    warned: set[str] = field(default_factory=set)
-    """Warnings that were already shown. If parts cannot be pickled, they are packed again whenever one of them is
-    replaced, and the warning must not be repeated."""
+    forks: bool = field(init=False)
+    """Whether workers are forked from this process. It becomes False once forked workers have hung."""
     in_process: ClassVar[bool] = False
 
-    def prepare(self, dataset: Any, *functions: Any) -> None:
-        """Start the fork server, so that it is ready when the loop begins. The other start methods do not need it."""
-        if self.options.start_method == "forkserver":
-            packages = preload.packages_of(dataset, *functions)
-            forkserver.start(preload.expected(dataset, by_torch=preload.need_torch(packages)), packages)
+    def __post_init__(self) -> None:
+        """Fork, if that is how workers start."""
+        self.forks = self.options.start_method == "fork"
 
     def pack(self, dataset: Any, collate_fn: Any, worker_init_fn: Any, on_error: Any) -> ProcessSetup | ForkSetup:
         """Pickle the dataset and functions, unless workers are forked from this process.
@@ -142,20 +136,29 @@ class ProcessKind(WorkerKind):
             DatasetTransferError: The dataset or a function cannot be pickled, and workers must not be forked.
         """
         parts = LocalSetup(dataset, collate_fn, worker_init_fn, on_error)
-        if self.options.start_method == "fork":
-            return ForkSetup(parts)
-        pickled = pickle_parts(*parts)
-        if isinstance(pickled, PicklingFailure) and pickled.fork_helps and self.options.fork_fallback:
-            warning = pickled.to_warning()
-            if warning not in self.warned:
-                self.warned.add(warning)
-                warn(warning)
-            return ForkSetup(parts)
-        return ProcessSetup(*parts, pickled)
+        if self.forks and self.options.may_heal and (package := threaded_package(*parts)):
+            with contextlib.suppress(DatasetTransferError):  # it is forked nevertheless
+                setup = ProcessSetup(*parts)
+                self.forks = False
+                warn(
+                    f"the dataset uses {package}, whose threads do not survive a fork: its workers are new "
+                    'interpreters. Pass multiprocessing_context="forkserver" to turn this warning off, or "fork" for '
+                    "workers that are copies of this process nevertheless."
+                )
+                return setup
+        return ForkSetup(parts) if self.forks else ProcessSetup(*parts)
 
     def inherits(self, setup: Any) -> bool:
         """See `WorkerKind`."""
         return isinstance(setup, ForkSetup)
+
+    def clean(self, setup: Any) -> ProcessSetup | None:
+        """See `WorkerKind`."""
+        return ProcessSetup(*setup.parts) if isinstance(setup, ForkSetup) and self.options.may_heal else None
+
+    def stop_inheriting(self) -> None:
+        """See `WorkerKind`."""
+        self.forks = False
 
     def create_pool(self) -> ProcessPool:
         """See `WorkerKind`."""
@@ -241,11 +244,10 @@ class ProcessHandle(WorkerHandle):
         self.chunk_layout = -1
         """Number of the chunk layout that was last sent to the worker."""
         self.lifeline = -1
-        self.template: Template | None = None
-        """The template process that the worker was forked from; None if it was forked by the fork server. The template
-        keeps running while this attribute refers to it."""
-        self.child: subprocess.Popen[bytes] | ForkedProcess | None = None
-        """The worker process, if it is a child of this process; None if it is a child of the fork server."""
+        self.child: subprocess.Popen[bytes] | None = None
+        """The worker process, if it is a child of this process; None if it is a child of a zygote."""
+        self.zygote: Zygote | None = None
+        """The zygote that the worker is a child of."""
         self.outputs = {
             descriptors.stdout: OutputStream("stdout", bytearray()),
             descriptors.stderr: OutputStream("stderr", bytearray()),
@@ -260,6 +262,11 @@ class ProcessHandle(WorkerHandle):
         self.environment: Environment | None = None
         """The environment that the worker last took over from the notebook; None if it does not follow changes at the
         beginning of an iteration."""
+
+    @property
+    def forked(self) -> bool:
+        """Whether the worker is a fork of this process, so that it has the same classes."""
+        return isinstance(self.zygote, ForkedZygote)
 
     @property
     def stderr_tail(self) -> str:
@@ -324,9 +331,16 @@ class ProcessHandle(WorkerHandle):
                 os.kill(pid, signal.SIGKILL)
 
 
-def dump_task(task: Task, returned: list[int], slot: ChunkSlot | None = None) -> bytes:
-    """Pickle a task as the fields of `process_worker.TaskMessage`."""
-    indices = pack_indices(task.indices)
+def dump_task(task: Task, returned: list[int], slot: ChunkSlot | None = None, *, by_name: bool = False) -> bytes:
+    """Pickle a task as the fields of `process_worker.TaskMessage`.
+
+    Args:
+        task: The task.
+        returned: Segments of the worker that are no longer in use.
+        slot: Where the worker writes the chunk, if it is one.
+        by_name: See `pack_indices`.
+    """
+    indices = pack_indices(task.indices, by_name=by_name)
     sent = indices if slot is None else slot._replace(indices=indices)
     return pickle.dumps((task.run, task.job, sent, task.seed, returned, task.sequence, task.deaths), 5)
 
@@ -359,7 +373,9 @@ class ProcessPool(WorkerPool):
         self._handles: dict[int, ProcessHandle] = {}
         self._handed: list[int] = []
         """Descriptors of a worker that is being started, to be closed here as soon as the worker has them."""
-        self._forker: Forker | None = None
+        self._zygote: Zygote | None = None
+        self._stale = False
+        """Whether the next worker must be forked from a new zygote."""
         self._started_with: Environment | None = None
         self._started_at = 0.0  # when it was read, monotonic
         self._environment: Environment | None = None
@@ -384,37 +400,32 @@ class ProcessPool(WorkerPool):
             OSError: The system provides no process, pipe or memory.
         """
         self._await_dying()
+        forked = isinstance(setup, ForkSetup)
         start = WorkerStart(
             worker=worker, num_workers=options.num_workers, seed=options.seed, batched=options.batched,
-            output=options.output, in_order=options.in_order,
-            fresh=options.fresh and not isinstance(setup, ForkSetup), streaming=options.iterable,
-            concurrency=options.concurrency,
+            output=options.output, in_order=options.in_order, fresh=options.fresh and not forked,
+            streaming=options.iterable, concurrency=options.concurrency,
         )  # fmt: skip
         if isinstance(setup, ProcessSetup):
             setup.pickled.files()  # raises here if they do not fit into memory
+        zygote = None if self._start_method == "spawn" else self._zygote_for(setup, options.seed)
         ours: list[int] = []
         handle: ProcessHandle | None = None
         theirs: Descriptors | None = None
         try:
             ends, theirs = connect(ours, self._handed)
             handle = ProcessHandle(worker, ends, ours)
-            if isinstance(setup, ForkSetup):
-                self._fork(handle, theirs, start, setup)
-            elif self._start_method == "forkserver":
+            handle.zygote = zygote
+            if zygote is None:
+                self._spawn(handle, theirs)
+            else:
                 open_pipe(ours, self._handed)
                 handle.lifeline = ours[-1]
-                handle.template = setup.fork(
-                    theirs.sock.fileno(), theirs.stdout, theirs.stderr, self._handed[-1],
-                    by_template=options.num_workers > 1 and options.iterable is None,
-                )  # fmt: skip
-            else:
-                self._spawn(handle, theirs)
+                fds = WorkerFds(theirs.sock.fileno(), theirs.stdout, theirs.stderr, theirs.status, theirs.stack)
+                zygote.fork(dump(start, None, NamePickler) if forked else b"", self._handed[-1], fds)
             self._register(handle)
-            uid, forked = handle.uid, [] if self._forker is None else self._forker.unclaimed
-            pidfds = [process.fd for process in forked]
-            self._handles[uid] = handle  # no function is called from here on, so an interrupt finds one owner
-            ours += pidfds
-            forked[:] = ()
+            uid = handle.uid
+            self._handles[uid] = handle
         except BaseException:  # includes interrupts
             if handle is not None and handle.uid not in self._handles:
                 self._discard(handle)
@@ -431,6 +442,33 @@ class ProcessPool(WorkerPool):
             theirs.sock.close()
             close_all(self._handed)
         return handle
+
+    def _zygote_for(self, setup: ProcessSetup | ForkSetup, seed: int) -> Zygote:
+        """Return the process that a worker with this setup is forked from.
+
+        Raises:
+            OSError: It cannot be started.
+        """
+        present, forks = self._zygote, isinstance(setup, ForkSetup)
+        if present is not None:
+            if isinstance(present, ForkedZygote) == forks and present.alive and not (forks and self._stale):
+                return present
+            self._zygote = None
+            self._close_unused(present)
+        if isinstance(setup, ForkSetup):
+            process_cache.share()  # a cache that is created after the fork would not be shared
+            self._zygote = forked = ForkedZygote()
+            self._stale = False
+            forked.start(_forked_worker(setup.parts), functools.partial(rng.seed_everything, seed))
+        else:
+            self._zygote = clean = CleanZygote()
+            clean.start()
+        return self._zygote
+
+    def _close_unused(self, zygote: Zygote | None) -> None:
+        """End a zygote that is to fork no more workers, once the last of its workers has ended."""
+        if zygote is not None and all(handle.zygote is not zygote for handle in self._handles.values()):
+            zygote.close()
 
     def _register(self, handle: ProcessHandle) -> None:
         """Let `poll` read what arrives from a worker."""
@@ -450,15 +488,19 @@ class ProcessPool(WorkerPool):
         """Give up a worker whose start has failed."""
         self._unregister(handle)
         handle.close()
-        if isinstance(handle.child, subprocess.Popen):
+        if handle.child is not None:
             handle.child.kill()
             handle.child.wait()
-        if self._forker is not None:
-            self._forker.end_unclaimed()
 
     def can_start(self, setup: ProcessSetup | ForkSetup) -> bool:
+        """See `WorkerPool`. This process is forked on the consumer's thread only."""
+        if not isinstance(setup, ForkSetup) or get_ident() == self.consumer:
+            return True
+        return isinstance(self._zygote, ForkedZygote) and self._zygote.alive and not self._stale
+
+    def renew(self) -> None:
         """See `WorkerPool`."""
-        return not isinstance(setup, ForkSetup) or setup.thread in (None, get_ident())
+        self._stale = True
 
     def _send_setup(self, handle: ProcessHandle, theirs: Descriptors, start: WorkerStart, setup: ProcessSetup) -> None:
         pickled = setup.pickled
@@ -512,40 +554,12 @@ class ProcessPool(WorkerPool):
             stdout=theirs.stdout, stderr=theirs.stderr, env=worker_environment(),
             cwd=None if working_directory() else ROOT,
         )  # fmt: skip
-        self._launched(handle, process)
+        handle.child = process
+        handle.mark_launched(process.pid)
+        self._unreported.append(WorkerLaunched(handle.uid))
         if hasattr(os, "pidfd_open"):
             open_into(handle.fds, os.pidfd_open, process.pid)
             handle.lifeline = handle.fds[-1]
-
-    def _fork(self, handle: ProcessHandle, theirs: Descriptors, start: WorkerStart, setup: ForkSetup) -> None:
-        if self._forker is None:
-            self._forker = Forker()
-        process_cache.share()  # a cache that is created after the fork would not be shared
-
-        def work() -> None:
-            # Use descriptors above 2: if the notebook has no standard streams, 0 to 2 may be in use for these.
-            fds = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3) for fd in (theirs.sock.fileno(), *theirs[1:])]
-            self._handed.clear()
-            handle.close()
-            for fd in (theirs.sock.detach(), *theirs[1:]):
-                with contextlib.suppress(OSError):  # `close` has already closed the status descriptor
-                    os.close(fd)
-            sock, stdout, stderr, stack, status = fds
-            use_outputs(stdout, stderr)
-            redirect_streams(process_worker.line_writer(1), process_worker.line_writer(2))
-            rng.seed_everything(start.seed)  # waits for the locks of the generators
-            setup_complete()
-            process_worker.main_forked(sock, status, stack, start, Parts(*setup.parts))
-
-        here = setup.thread == get_ident()
-        child = self._forker.fork_here(work) if here else self._forker.fork(work)
-        handle.lifeline = child.fd
-        self._launched(handle, child)
-
-    def _launched(self, handle: ProcessHandle, child: subprocess.Popen[bytes] | ForkedProcess) -> None:
-        handle.child = child
-        handle.mark_launched(child.pid)
-        self._unreported.append(WorkerLaunched(handle.uid))
 
     # ---- sending --------------------------------------------------------------------------------------------------
 
@@ -561,7 +575,7 @@ class ProcessPool(WorkerPool):
             task.sequence = handle.revoker.next_number
             slot = None if task.parent is None else self._slot(handle, task, task.parent)
             try:
-                message = dump_task(task, returned, slot)
+                message = dump_task(task, returned, slot, by_name=handle.forked)
             except Exception as error:  # pickling runs the user's code, which may raise anything
                 if raised_by_handler(error):
                     raise
@@ -809,7 +823,7 @@ class ProcessPool(WorkerPool):
                 continue
             data = os.read(handle.lifeline, LIFELINE.size)
             if not data:
-                return None  # the fork server was killed, and its workers with it
+                return None  # the zygote was killed, and its workers with it
             (value,) = LIFELINE.unpack(data)
             if value < 0:
                 return os.waitstatus_to_exitcode(~value)
@@ -842,6 +856,8 @@ class ProcessPool(WorkerPool):
         self._unregister(handle)
         handle.close()
         self._handles.pop(handle.uid, None)
+        if handle.zygote is not self._zygote:
+            self._close_unused(handle.zygote)
         server_ended = exitcode is None and handle.child is None and handle.ready and not handle.killed
         messages.append(WorkerGone(handle.uid, exitcode, server_ended))
 
@@ -899,6 +915,8 @@ class ProcessPool(WorkerPool):
                 connected.discard(fd)
 
     def _kill_all(self) -> None:
+        for zygote in self._zygotes():
+            zygote.close()
         for handle in self._handles.values():
             handle.kill()
             if handle.child is not None:
@@ -912,18 +930,24 @@ class ProcessPool(WorkerPool):
         """See `WorkerPool`."""
         close_all(self._handed)  # not empty only after an interrupt
         self._selector.close()
-        if self._forker is not None:
-            self._forker.close()
+        for zygote in self._zygotes():
+            zygote.close()
+
+    def _zygotes(self) -> list[Zygote]:
+        """Return the zygotes that have not been closed."""
+        found = {id(zygote): zygote for zygote in (self._zygote, *(h.zygote for h in self._handles.values())) if zygote}
+        return list(found.values())
 
     def disown(self) -> None:
         """Close the connections to all workers in a forked process: the workers belong to the parent.
 
         If the child kept the descriptors open, the parent would not notice that a worker has closed its connection.
         """
+        for zygote in self._zygotes():
+            zygote.disown()
         while self._handles:
             self._handles.popitem()[1].close()
-        if not is_forking():  # a worker that is being forked needs its descriptors, and closes the others itself
-            close_all(self._handed)
+        close_all(self._handed)
         self._selector.close()
 
 
@@ -948,3 +972,25 @@ def _report_output(handle: ProcessHandle, fd: int, end: int, messages: list[Work
     if output.name == "stderr":
         handle.stderr.keep(text)
     messages.append(OutputText(handle.uid, output.name, text))
+
+
+def _forked_worker(parts: LocalSetup) -> Run:
+    """Return what a worker that is forked from this process runs."""
+    # `Process` resets the state of `multiprocessing` in the worker, such as the finalizers of this process.
+    process = multiprocessing.Process()
+    notebook = os.getpid()
+
+    def run(body: bytes, fds: WorkerFds) -> None:
+        use_outputs(fds.stdout, fds.stderr)
+        redirect_streams(process_worker.line_writer(1), process_worker.line_writer(2))
+        reopen_files()
+        start: WorkerStart = pickle.loads(body)
+        process.name = f"Process-{start.worker + 1}"
+        process.run = functools.partial(  # type: ignore[method-assign]
+            process_worker.main_forked, fds.sock, fds.status, fds.stack, start, Parts(*parts)
+        )
+        code = process._bootstrap(os.pidfd_open(notebook))  # type: ignore[attr-defined]
+        if code:
+            raise SystemExit(code)
+
+    return run

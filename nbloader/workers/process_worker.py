@@ -35,6 +35,7 @@ from nbloader.batch.collate import Plan, collate_object, convert, plan_batch
 from nbloader.batch.header import IN_ARENA, MEASURE_CPU_EVERY, MEASURE_NS, NOT_MEASURED, PICKLED, pack_header
 from nbloader.batch.layout_cache import LayoutCache
 from nbloader.batch.pickled_indices import PickledIndices
+from nbloader.batch.pickling import pickle_by_name
 from nbloader.batch.rows import MemoryPlan, Selection
 from nbloader.batch.serialize import ArrayToBeTensor, dump_extras, dump_object
 from nbloader.events.remote_errors import describe
@@ -80,7 +81,7 @@ def main(fd: int, *, watched: bool = True) -> None:
     Args:
         fd: Descriptor of the connected socket.
         watched: Whether another process ends the worker after the notebook's process has ended, even if the worker
-            hangs. The fork server does so; a spawned worker must watch for the end of its parent itself.
+            hangs. A zygote does so; a spawned worker must watch for the end of its parent itself.
     """
     if not watched:
         threading.Thread(target=_exit_with_parent, name="nbloader-watch", daemon=True).start()
@@ -100,6 +101,7 @@ def main_forked(fd: int, status: int, stack: int, start: WorkerStart, parts: Par
         start: The options of the worker.
         parts: The dataset and functions themselves.
     """
+    pickle_by_name()
     _work(fd, lambda _channel: Assets(start, status, stack, lambda: InheritedParts(parts), []))
 
 

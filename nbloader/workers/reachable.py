@@ -13,7 +13,6 @@ import gc
 import itertools
 import random
 import sys
-import threading
 import zlib
 from collections.abc import Iterable, Iterator
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
@@ -46,50 +45,6 @@ def holds_generator(*roots: Any) -> bool:
         elif is_generator(obj) and id(obj) not in shared:
             return True
     return False
-
-
-def holds_for_this_thread(*roots: Any) -> bool:
-    """Whether objects, or the globals that their functions use, hold an sqlite3 connection of only this thread."""
-    connection_type = getattr(sys.modules.get("sqlite3"), "Connection", None)
-    if connection_type is None:
-        return False
-    connections: dict[int, Any] = {}
-    for obj in _visit(roots):
-        for found in (obj, *_globals_of(obj)):
-            if issubclass(type(found), connection_type):
-                connections[id(found)] = found
-    return any(_usable(connection) and not _usable_elsewhere(connection) for connection in connections.values())
-
-
-def _globals_of(obj: Any) -> list[Any]:
-    """Return the values of the globals that a function, or the methods of a class, refer to."""
-    functions = vars(obj).values() if isinstance(obj, type) else (obj,)
-    return [
-        function.__globals__.get(name)
-        for function in functions
-        if isinstance(function, FunctionType)
-        for name in function.__code__.co_names
-    ]
-
-
-def _usable(connection: Any) -> bool:
-    """Whether an sqlite3 connection is open, and this thread may use it."""
-    import sqlite3
-
-    try:
-        sqlite3.Connection.cursor(connection)
-    except sqlite3.Error:
-        return False
-    return True
-
-
-def _usable_elsewhere(connection: Any) -> bool:
-    """Whether other threads may use the connection, too (`check_same_thread=False`)."""
-    answers: list[bool] = []
-    thread = threading.Thread(target=lambda: answers.append(_usable(connection)))
-    thread.start()
-    thread.join()
-    return answers == [True]
 
 
 def is_generator(obj: Any) -> bool:

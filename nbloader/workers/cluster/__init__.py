@@ -53,5 +53,5 @@ What happens when an arrow fails
     ray.shutdown()      The links notice within half a second: no thread of nbloader waits inside Ray, because Ray would
                         then end the process. The training loop gets an error; the next epoch connects again, with
                         another pool.
-    notebook            It is killed: Ray ends the actors of the job, and their fork servers end the workers.
+    notebook            It is killed: Ray ends the actors of the job, and their zygotes end the workers.
 """

@@ -4,7 +4,7 @@
     report(credit)               on the actor's thread for reports: waits until there is something to report
     stack(uid)                   on a separate thread: a worker may take seconds to respond
 
-The workers belong to a `ProcessPool`, with its fork server and shared memory. The messages of the pool are sent in
+The workers belong to a `ProcessPool`, with its clean zygote and shared memory. The messages of the pool are sent in
 their original order: batches, failures, output and ends of workers do not overtake each other.
 """
 
@@ -152,7 +152,7 @@ class Node:
         self._environment = theirs._replace(
             sys_path=list(dict.fromkeys([*paths[0], *paths[1]])), cwd=cwd, environ=own.environ
         )
-        sys.path[:] = self._environment.sys_path  # templates and clones of the fork server get the actor's paths
+        sys.path[:] = self._environment.sys_path  # the zygote gets the actor's paths
 
     def _load_setup(self, command: LoadSetup, parts: SetupParts | None) -> None:
         if parts is None:
@@ -160,7 +160,7 @@ class Node:
         pickled = SharedPickle.received(
             PickleParts(memoryview(parts.data), [memoryview(buffer) for buffer in parts.buffers])
         )
-        self._setups[command.version] = ProcessSetup.received(pickled, command.preload, command.packages)
+        self._setups[command.version] = ProcessSetup.received(pickled)
 
     def _start(self, command: StartWorker) -> None:
         try:

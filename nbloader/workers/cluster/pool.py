@@ -133,7 +133,7 @@ class ClusterSetup:
         """See `WorkerSetup`."""
         self.self_contained = setup.self_contained
         """See `WorkerSetup`."""
-        self.command = LoadSetup(self.version, setup.preload, setup.packages)
+        self.command = LoadSetup(self.version)
         self.reference: Any = None
         """Reference to the pickle in the object store; None before `put`."""
         self._session: str | None = None

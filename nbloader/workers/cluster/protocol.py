@@ -27,10 +27,6 @@ class LoadSetup(NamedTuple):
     """Load a version of the dataset and functions, whose pickle is an argument of the same call."""
 
     version: int
-    preload: list[str]
-    """Modules that the fork server imports first."""
-    packages: frozenset[str]
-    """Modules of large packages that workers need."""
 
 
 class DropSetup(NamedTuple):

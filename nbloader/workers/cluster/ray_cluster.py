@@ -290,7 +290,7 @@ class RayConnection:
         return stack
 
     def kill(self) -> None:
-        """Kill the actor; its fork server then ends the workers."""
+        """Kill the actor; its zygote then ends the workers."""
         if not self._killed.is_set():
             self._killed.set()
             if self._connected:  # otherwise the actor has ended with its job
