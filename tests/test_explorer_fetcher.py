@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import multiprocessing
 import os
 import threading
+import time
 
 import numpy as np
 import pytest
 import torch
+from datasets import wait_for
 
 from nbloader import DataLoader
 from nbloader.explorer import fetcher as fetcher_module
@@ -189,6 +192,41 @@ def test_a_hung_sample_can_be_given_up_and_the_others_are_read_meanwhile(monkeyp
         (again,) = reader.wait_for(4)
         assert "error" not in again
     assert np.random.get_state()[1].tolist() == before, "the notebook's generator is not touched"
+
+
+class Guarded:
+    """Samples are read under one lock. Sample 4 waits, with the lock, for a file."""
+
+    def __init__(self, folder):
+        self.lock = multiprocessing.get_context("spawn").Lock()
+        self.inside, self.go = folder / "inside", folder / "go"
+
+    def __len__(self):
+        return 100
+
+    def __getitem__(self, index):
+        with self.lock:
+            if index == 4:
+                self.inside.touch()
+                while not self.go.exists():
+                    time.sleep(0.002)
+            return index
+
+
+@pytest.mark.parametrize("how", ["give up", "retry"])
+def test_a_worker_whose_sample_is_dropped_releases_its_lock(how, tmp_path):
+    dataset = Guarded(tmp_path)
+    with Collected(dataset, "process", num_workers=2) as reader:
+        reader.fetcher.want("view", [4])
+        wait_for(dataset.inside.exists)
+        if how == "give up":
+            reader.fetcher.give_up(4)
+            reader.wait_for(4)
+        else:
+            reader.fetcher.retry([5])
+        dataset.go.touch()
+        reader.fetcher.want("view", [6, 7])
+        reader.wait_for(6, 7)
 
 
 def test_what_cannot_be_sent_to_processes_is_read_in_threads():

@@ -210,7 +210,7 @@ class WorkerGroup:
             if raised_by_handler(error):
                 self.abandon()
                 raise
-            self.stop(0)
+            self.retire(0)
             raise WorkerStartError(start_message(worker, len(self._slots), error)) from error
         except BaseException:  # includes interrupts
             self.abandon()

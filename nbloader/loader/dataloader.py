@@ -478,7 +478,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def num_workers(self) -> int:
         """Number of workers. Assign another number at any time, also during an epoch and from any thread.
 
-        If a worker is removed, other workers produce the batches that it was assigned. In workers that already run,
+        If a worker is removed, other workers produce the batches that it was assigned; it ends after its present
+        sample, as with `restart_workers`. In workers that already run,
         `get_worker_info().num_workers` keeps its value. A change from or to 0 takes effect with the next epoch.
 
         Raises:
@@ -542,6 +543,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
         Other workers produce the batches that were assigned to them; the consumer still gets every batch once and in
         order. New workers import the current version of edited modules. Without workers, this is a no-op.
+
+        The new workers start at once. An old worker ends after its present sample, and so releases a lock that the
+        sample holds. It is killed at once if it is stuck: if its batch takes more than 2 s and ten times as long as
+        usual. Before the first batch has arrived, it is killed after 30 s.
 
         Args:
             ids: A worker id, or several; None for all workers.
