@@ -421,6 +421,18 @@ def test_a_symbolic_link_that_is_switched_names_another_file(tmp_path):
         assert f(str(link)) == text
 
 
+def test_a_file_has_the_same_version_without_a_descriptor(tmp_path, monkeypatch):
+    """With too many open files, or on systems without `O_PATH`."""
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "link").symlink_to("file")
+    paths = [str(tmp_path / name) for name in ("file", "link", "missing", "")] + ["a\0b", "x" * 5000]
+    versions = [file_version.FileVersion.now(path) for path in paths]
+    assert versions[0] == versions[1] is not None
+    assert [version is None for version in versions] == [False, False, True, False, True, True]
+    monkeypatch.delattr(os, "O_PATH", raising=False)
+    assert [file_version.FileVersion.now(path) for path in paths] == versions
+
+
 def test_a_value_that_changes_during_a_call_leaves_no_entry():
     state = {"K": 1}
     started, go = threading.Event(), threading.Event()

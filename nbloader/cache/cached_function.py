@@ -137,10 +137,11 @@ class CachedFunction(Composite, Generic[P, R]):
         if digest is not None:
             begin = time.thread_time_ns() if digest.has_data else 0
             holds = digest.holds()
-            if holds and begin and (took := time.thread_time_ns() - begin) > SLOW_NS:
+            took = time.thread_time_ns() - begin if begin else 0
+            if holds and took > SLOW_NS and (slowest := digest.slowest()):
                 cache.warn_once(
                     (self._name, "mutable"),
-                    f"the cached function {self._name} refers to {', '.join(map(repr, digest.slowest()))}, which could "
+                    f"the cached function {self._name} refers to {', '.join(map(repr, slowest))}, which could "
                     f"change and is compared at each call: {took / 1e6:,.1f} ms. Pass what it needs as an argument "
                     "(decode(files[i]), not decode(i)).",
                 )

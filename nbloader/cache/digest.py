@@ -300,8 +300,6 @@ class _Record:
         """Steps whose `read` is in `_CODE`."""
         self.lookups: dict[int, tuple[Mapping[str, Any], dict[str, Any]]] = {}
         """Id of a namespace -> the namespace, and the values of its names that were looked up."""
-        self.volatile: list[tuple[Any, tuple[str, ...]]] = []
-        """Objects whose pickle consists of new objects each time, and by which name they were reached."""
 
 
 class Walk:
@@ -508,13 +506,12 @@ class Walk:
             self._global(obj, parts[0])
             return
         record = self.record
-        if record is not None and not isinstance(obj, _FIXED):
-            if _same(parts, _reduced(obj)):
-                record.data.append(_Step(_reduced, obj, parts, self._names[-1:]))
-            else:
-                record.volatile.append((obj, self._names[-1:]))
-                self.record = None
-        elif record is not None:
+        if isinstance(obj, _FIXED):
+            self.record = None
+        elif record is not None and _same(parts, _reduced(obj)):
+            record.data.append(_Step(_reduced, obj, parts, self._names[-1:]))
+        elif record is not None:  # its pickle consists of new objects each time: its contents are one step
+            self._step(functools.partial(_contents, self.lenient), obj)
             self.record = None
         self._emit(b"instance", b"%d" % len(parts))
         for part in (kind, *parts):
@@ -665,13 +662,9 @@ class Digest:
         self.has_modules = bool(walk.modules)
         """Whether modules of the user were reached."""
         self.files = walk.files
-        self._lenient = walk.lenient
         self.kept = walk.kept
         record = walk.record or _Record()
-        self._data = [
-            *record.data,
-            *(_Step(self._apart, obj, self._apart(obj), names) for obj, names in record.volatile),
-        ]
+        self._data = record.data
         self._code = [
             _Step(functools.partial(_values, tuple(values)), namespace, list(values.values()), ())
             for namespace, values in record.lookups.values()
@@ -702,10 +695,12 @@ class Digest:
         most = costs.most_common(3)
         return [name for name, cost in most if cost >= most[0][1] / 10]
 
-    def _apart(self, obj: Any) -> bytes:
-        walk = Walk(lenient=self._lenient, follow=False)  # what the code of its classes reaches has steps of its own
-        walk.visit(obj)
-        return walk.digest()
+
+def _contents(lenient: bool, obj: Any) -> bytes:
+    """Return the digest of an object without the code that it reaches, which has steps of its own."""
+    walk = Walk(lenient=lenient, follow=False)
+    walk.visit(obj)
+    return walk.digest()
 
 
 def _file_of_missing(name: str) -> str:

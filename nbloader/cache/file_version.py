@@ -35,6 +35,8 @@ class FileVersion(NamedTuple):
         """Return the version of the file or folder at a path; None if there is none."""
         if not 0 < len(path) <= MAX_PATH:
             return None
+        if not hasattr(os, "O_PATH"):  # macOS
+            return cls._without_descriptor(path)
         try:
             fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
         except (FileNotFoundError, NotADirectoryError, ValueError):
@@ -54,7 +56,7 @@ class FileVersion(NamedTuple):
     def _without_descriptor(cls, path: str) -> FileVersion | None:
         try:
             return cls._of(os.path.realpath(path), os.stat(path))  # noqa: PTH116 - pathlib takes three times as long
-        except OSError:
+        except (OSError, ValueError):
             return None
 
     @classmethod
