@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from nbloader.sampling.samplers import FilterSampler, IntervalSampler
     from nbloader.shm.share import share
     from nbloader.workers.ray_options import RayOptions
+    from nbloader.workers.seeders import register_seeder
     from nbloader.workers.worker_info import get_worker_info
 
 __version__ = "0.2.0"
@@ -50,6 +51,7 @@ _MODULES = {
     "explore": "nbloader.explorer",
     "get_worker_info": "nbloader.workers.worker_info",
     "play": "nbloader.recording",
+    "register_seeder": "nbloader.workers.seeders",
     "share": "nbloader.shm.share",
 }
 
@@ -71,6 +73,7 @@ __all__ = [
     "explore",
     "get_worker_info",
     "play",
+    "register_seeder",
     "share",
 ]
 

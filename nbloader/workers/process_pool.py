@@ -74,6 +74,7 @@ from nbloader.workers.messages import (
     WorkerMessage,
 )
 from nbloader.workers.run_state import RunState, RunStateReader
+from nbloader.workers.seeders import dump_seeders
 from nbloader.workers.status import PRODUCING, SHARED_STATUS_SIZE, SharedStatus, WorkerState
 from nbloader.workers.task_claims import CLAIMS_SIZE, TaskRevoker
 
@@ -405,6 +406,7 @@ class ProcessPool(WorkerPool):
             worker=worker, num_workers=options.num_workers, seed=options.seed, batched=options.batched,
             output=options.output, in_order=options.in_order, fresh=options.fresh and not forked,
             streaming=options.iterable, concurrency=options.concurrency,
+            seeders=b"" if forked else options.seeders or dump_seeders(),
         )  # fmt: skip
         if isinstance(setup, ProcessSetup):
             setup.pickled.files()  # raises here if they do not fit into memory

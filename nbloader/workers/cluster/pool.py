@@ -8,7 +8,7 @@ import pickle
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from nbloader._util.signals import raised_by_handler
@@ -47,6 +47,7 @@ from nbloader.workers.messages import (
     WorkerMessage,
 )
 from nbloader.workers.ray_options import RayOptions
+from nbloader.workers.seeders import dump_seeders
 
 log = logging.getLogger(__name__)
 
@@ -224,7 +225,7 @@ class RayPool(WorkerPool):
         handle = RayHandle(worker, self._batches.reader, self._send, self._request_stack)
         self._handles[handle.uid] = handle
         with self._changed:
-            self._to_start.append(_Start(handle, options, setup))
+            self._to_start.append(_Start(handle, replace(options, seeders=dump_seeders()), setup))
             if self._failure is not None:
                 self._messages.put(PoolFailed(handle.uid, self._failure))
             elif not self._thread.ident:
