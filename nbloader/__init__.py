@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from nbloader.shm.share import share
     from nbloader.transport.forkserver import warm_up
     from nbloader.workers.ray_options import RayOptions
+    from nbloader.workers.seeders import register_seeder
     from nbloader.workers.worker_info import get_worker_info
 
 __version__ = "0.2.0"
@@ -55,6 +56,7 @@ _MODULES = {
     "explore": "nbloader.explorer",
     "get_worker_info": "nbloader.workers.worker_info",
     "play": "nbloader.recording",
+    "register_seeder": "nbloader.workers.seeders",
     "share": "nbloader.shm.share",
     "warm_up": "nbloader.transport.forkserver",
 }
@@ -78,6 +80,7 @@ __all__ = [
     "explore",
     "get_worker_info",
     "play",
+    "register_seeder",
     "share",
     "warm_up",
 ]

@@ -39,7 +39,7 @@ PROFILED = "enumerate(DataLoader)#Epoch.__next__"
 """Name of the torch profiler range around each `__next__`. The profiler's tools recognize loaders by its first part."""
 MAX_ERROR = 300
 """Maximum length of the error text in `LoopStopped`, in characters."""
-CHECKSUM_SHARE = 100
+CHECKSUM_SHARE = 200
 """Checksums of batches take at most the loop's time divided by this number. So most batches that take some milliseconds
 have one, but few of those that take some microseconds."""
 KEPT_INDICES = 8

@@ -132,7 +132,7 @@ class BatchRecord(NamedTuple):
     """How the batch was transferred from another machine; None if it was produced on this machine."""
     checksum: int | None = None
     """Checksum of a small part of the batch, by which `DataLoader.replay` can tell that it has made another one. None
-    if it was not computed: checksums take at most 1% of the loop's time, so some fast batches have none."""
+    if it was not computed: checksums take at most 0.5% of the loop's time, so some fast batches have none."""
 
     @property
     def waited(self) -> int:

@@ -9,6 +9,7 @@ from nbloader._util import rng
 from nbloader._util.format import clean, megabytes
 from nbloader._util.rng import mix
 from nbloader.workers.in_process import FailedSample, fetch_samples
+from nbloader.workers.seeding import Seeding
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 MAX_LISTED = 32
@@ -101,7 +102,7 @@ class BatchSamples:
         self._made = None
 
     def _make(self, indices: Any, seed: int) -> Sequence[Any]:
-        rng.seed_everything(seed)
+        Seeding(self.dataset, None, self._on_error).after(rng.seed_everything)(seed)
         return fetch_samples(self.dataset, indices, on_error=self._on_error, batched=self._batched, output="numpy")
 
     def _begin(self, position: int) -> Any:

@@ -41,6 +41,7 @@ from nbloader.frontend.live import Assets, LiveWidget, with_base, with_helpers
 from nbloader.frontend.outputs import display, running_cell
 from nbloader.workers.fetcher import is_async
 from nbloader.workers.in_process import SampleDelivery, as_in_worker
+from nbloader.workers.seeding import Seeding
 
 HERE = Path(__file__).parent
 TEXT = "nbloader explorer"
@@ -465,7 +466,7 @@ class Explorer:
         with as_in_worker(
             source.dataset, source.worker_init_fn, num_workers=self._fetcher.num_workers, base_seed=0, process=process
         ) as dataset:
-            rng.seed_everything(sample_seed(self._fetcher.seed, request))
+            Seeding(dataset).after(rng.seed_everything)(sample_seed(self._fetcher.seed, request))
             debugger.debug(lambda: dataset[index], () if post_mortem else stop_in)
 
     def close(self) -> None:

@@ -48,6 +48,7 @@ from nbloader.workers.in_process import (
 from nbloader.workers.inline_pool import NO_WORKER
 from nbloader.workers.reachable import holds_generator
 from nbloader.workers.registry import create_kind
+from nbloader.workers.seeding import Seed, Seeding, private
 from nbloader.workers.status import LocalStatus, WorkerState
 
 if TYPE_CHECKING:
@@ -222,7 +223,10 @@ class ReplayedBatch:
     def __init__(
         self, setup: ReplaySetup, epoch: int, number: int, order: EpochOrder, delivered: Delivered | None = None
     ) -> None:
-        if holds_generator(setup.dataset, setup.collate_fn, setup.worker_init_fn, setup.on_error):
+        functions = setup.collate_fn, setup.worker_init_fn, setup.on_error
+        own = private((setup.dataset, *functions))
+        is_shared = own is None and setup.num_workers > 0 and not setup.process  # by the threads
+        if is_shared or holds_generator(setup.dataset, *functions, seeded=not setup.concurrency):
             raise ReplayError(
                 f"the dataset ({type(setup.dataset).__name__}) or a function of the loader has a random generator of "
                 f"its own. {OWN_GENERATORS}"
@@ -232,6 +236,11 @@ class ReplayedBatch:
                 planned = order.planned(number)
         except NotKeptError as error:
             raise ReplayError(f"batch {number} of epoch {epoch} cannot be replayed: {error}") from error
+        if own is not None:
+            dataset, collate_fn, worker_init_fn, on_error = own
+            setup = replace(
+                setup, dataset=dataset, collate_fn=collate_fn, worker_init_fn=worker_init_fn, on_error=on_error
+            )
         self._setup = setup
         self._base_seed = order.seed
         self._delivered = delivered
@@ -335,7 +344,7 @@ class ReplayedBatch:
         """Fetch the sample at the position of a part, and those before it."""
         if self._setup.concurrency:
             return self._fetch_async(part)[part.position]
-        rng.seed_everything(part.seed)
+        self._seed(dataset)(part.seed)
         return self._fetch(dataset, part, part.position + 1)[part.position]
 
     def delivery(self, index: Any) -> SampleDelivery:
@@ -413,7 +422,7 @@ class ReplayedBatch:
             stop_in = () if post_mortem else debugger.code_of(dataset, "__getitems__", "__getitem__")
             if not (stop_in or post_mortem):
                 raise ReplayError(f"{type(dataset).__name__}.__getitem__ is not written in Python: nothing to debug")
-            rng.seed_everything(part.seed)
+            self._seed(dataset)(part.seed)
             if fetches_whole_batches(dataset):
                 raised = debugger.debug(lambda: dataset.__getitems__(part.indices), stop_in)
             else:
@@ -440,6 +449,10 @@ class ReplayedBatch:
         return as_in_worker(
             setup.dataset, init_fn, num_workers=setup.num_workers, base_seed=self._base_seed, process=setup.process
         )
+
+    def _seed(self, dataset: Any) -> Seed:
+        """Return the function that seeds for a part of the batch."""
+        return Seeding(dataset, self._setup.collate_fn, self._setup.on_error).after(rng.seed_everything)
 
     def _position(self, index: Any) -> int:
         indices = list(self.indices) if self._setup.batched else [self.indices]
@@ -500,7 +513,8 @@ class ReplayedBatch:
             dataset, setup.collate_fn, LocalStatus(os.getpid(), WorkerState.IDLE), batched=setup.batched,
             output=setup.output, on_error=setup.on_error, worker=NO_WORKER,
         )  # fmt: skip
-        return [builder.build_outcome(task, rng.seed_everything) for task in tasks]
+        seed = self._seed(dataset)
+        return [builder.build_outcome(task, seed) for task in tasks]
 
     # ---- asynchronous datasets --------------------------------------------------------------------------------------
 

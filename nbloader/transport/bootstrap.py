@@ -32,6 +32,8 @@ class WorkerStart(NamedTuple):
     """Options of an iterable dataset; None for a map-style dataset."""
     concurrency: int
     """Maximum number of samples of an asynchronous dataset that are fetched at a time."""
+    seeders: bytes
+    """The functions that seed objects for each batch (`workers.seeders`)."""
 
 
 class InitMessage(NamedTuple):

@@ -78,6 +78,8 @@ class WorkerOptions:
     `worker_init_fn` (torch's `persistent_workers=False`)."""
     concurrency: int = 1
     """Maximum number of samples of an asynchronous dataset that a worker has in flight."""
+    seeders: bytes = b""
+    """The functions that seed objects for each batch (`seeders.dump_seeders`). Only for workers on other machines."""
     ray: RayOptions | None = None
     """How a Ray cluster is used. Only for Ray workers."""
 

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from nbloader.events.remote_errors import SampleFailure, describe, user_tracebac
 from nbloader.shm.segment import NO_SEGMENT
 from nbloader.workers.fetcher import FetchedBatch, MapFetcher, OnError, raise_if_none
 from nbloader.workers.iterable_fetcher import IterableFetcher
+from nbloader.workers.seeding import Seed, keep_state
 from nbloader.workers.status import WorkerState, WorkerStatus, is_abandoned
 from nbloader.workers.thread_rng import without_mode
 
@@ -35,13 +36,6 @@ log = logging.getLogger(__name__)
 _clock = time.perf_counter_ns
 _cpu_clock = time.thread_time_ns
 _COLLATING = WorkerState.COLLATING  # before Python 3.12, each access to an enum member takes 0.1 us
-
-Seed: TypeAlias = "Callable[[int], object]"
-"""Seeds the random generators."""
-
-
-def keep_state(_seed: int) -> None:
-    """Do nothing. This is passed as the seed function if generators are already seeded, or must not be seeded."""
 
 
 class BatchBuilder:

@@ -15,13 +15,14 @@ from nbloader.batch.task import ChunkedBatch
 from nbloader.errors import ReplayError
 from nbloader.workers import thread_rng
 from nbloader.workers.fetcher import MapFetcher, OnError, fetch_each, innermost, shallow_copy
+from nbloader.workers.seeding import Seeding
 from nbloader.workers.status import LocalStatus
 from nbloader.workers.worker_info import ProcessContext, WorkerContext, WorkerInfo, get_worker_info
 
 OWN_GENERATORS = (
     "Such batches go to workers in turn, and what a worker draws depends on all the batches that it had before: they "
     "cannot be reproduced alone. Draw from `random`, `numpy.random` or torch's global generator in __getitem__, which "
-    "nbloader seeds for each batch"
+    "nbloader seeds for each batch, or see nbloader.register_seeder()"
 )
 """Why a batch cannot be reproduced if the generators are not seeded for each batch."""
 
@@ -130,7 +131,7 @@ def seeded_collate(collate_fn: Callable[[list[Any]], Any], batch: ChunkedBatch[A
 
     def collate(samples: list[Any]) -> Any:
         with private_generators():
-            rng.seed_everything(seed)
+            Seeding(None, collate_fn).after(rng.seed_everything)(seed)
             return collate_fn(samples)
 
     return collate

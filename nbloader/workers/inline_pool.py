@@ -38,6 +38,7 @@ from nbloader.transport.messages import (
 from nbloader.workers.api import LocalSetup, WorkerHandle, WorkerKind, WorkerOptions, WorkerPool
 from nbloader.workers.batch_builder import BatchBuilder
 from nbloader.workers.iterable_fetcher import IterableFetcher
+from nbloader.workers.seeding import Seeding
 from nbloader.workers.status import LocalStatus, WorkerAbandonedError, WorkerState
 from nbloader.workers.thread_sampler import ThreadSampler
 from nbloader.workers.worker_info import ProcessContext, WorkerInfo
@@ -115,6 +116,9 @@ class InlineHandle(WorkerHandle):
         self.ready = True
         self._on_kill = on_kill
         self._context = InlineContext()
+        self._roots = setup.dataset, setup.collate_fn, setup.on_error
+        self._run = -1
+        self._seeding = Seeding()
         self._thread: ConsumerThread | None = None
         self._lines = ThreadSampler(BatchBuilder.build.__code__)
         self.iterable_fetcher: IterableFetcher | None = None
@@ -155,7 +159,9 @@ class InlineHandle(WorkerHandle):
         status.run, status.number = task.run, task.job
         generators = rng.LazyRandomState()
         try:
-            outcome = self._builder.build_outcome(task, generators.seed)
+            if task.run != self._run:
+                self._run, self._seeding = task.run, Seeding(*self._roots)
+            outcome = self._builder.build_outcome(task, self._seeding.after(generators.seed))
         except WorkerAbandonedError:
             return None
         finally:

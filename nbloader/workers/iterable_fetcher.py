@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeAlias
 from nbloader._util.state_dict import as_json, is_stateful
 from nbloader.sampling.shard_plan import IterableOptions, Ticket
 from nbloader.workers.fetcher import FetchedBatch, OnError, fetch_each
+from nbloader.workers.seeding import Seed, Seeding, keep_state
 from nbloader.workers.status import WorkerStatus, is_abandoned
 from nbloader.workers.worker_info import WorkerContext, WorkerInfo
 
@@ -65,17 +66,17 @@ class ShardIterator:
         position: Number of batches produced so far.
         source: The iterator or the dataset, whichever has `state_dict()`; None if neither has it.
         info: What `get_worker_info()` returns while the shard is read; None for a single shard.
-        seeded: Whether `worker_init_fn` has seeded a generator. If so, batches are not seeded.
+        seed: Seeds the random generators for a batch.
     """
 
-    __slots__ = ("exhausted", "info", "iterator", "position", "reported", "reporting_ns", "seeded", "source")
+    __slots__ = ("exhausted", "info", "iterator", "position", "reported", "reporting_ns", "seed", "source")
 
-    def __init__(self, iterator: Any, position: int, source: Any, info: WorkerInfo | None, *, seeded: bool) -> None:
+    def __init__(self, iterator: Any, position: int, source: Any, info: WorkerInfo | None, seed: Seed) -> None:
         self.iterator = iterator
         self.position = position
         self.source = source
         self.info = info
-        self.seeded = seeded
+        self.seed = seed
         self.exhausted = False
         self.reported = 0
         """When the state was last reported, `time.perf_counter_ns()`."""
@@ -164,8 +165,7 @@ class IterableFetcher:
         while iterator.position < ticket.position:
             if not self._skip(iterator, ticket):
                 return None
-        if not iterator.seeded:
-            self._context.seed(ticket.seed_of(ticket.position))
+        iterator.seed(ticket.seed_of(ticket.position))
         batch = iterator.fetch(ticket, self._status, self._options, self._on_error)
         if batch is None:
             return None
@@ -207,13 +207,13 @@ class IterableFetcher:
         if state is not None and "iterator" in state:
             _resume(iterator, state["iterator"], ticket.shard)
         source = iterator if iterator_is_stateful else dataset if dataset_is_stateful else None
-        return ShardIterator(iterator, position, source, info, seeded=seeded)
+        seed_batch = keep_state if seeded else Seeding(dataset).after(self._context.seed)
+        return ShardIterator(iterator, position, source, info, seed_batch)
 
     def _skip(self, iterator: ShardIterator, ticket: Ticket) -> bool:
         """Produce a batch again, and drop it. Return False if the shard has no such batch."""
         position = iterator.position
-        if not iterator.seeded:
-            self._context.seed(ticket.seed_of(position))
+        iterator.seed(ticket.seed_of(position))
         try:
             return iterator.fetch(ticket, self._status, self._options, self._on_error) is not None
         except Exception as error:  # the user's code may raise anything; it was reported when the batch was delivered

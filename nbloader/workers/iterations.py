@@ -23,6 +23,7 @@ from nbloader._util import rng
 from nbloader._util.import_hooks import when_imported
 from nbloader.transport.bootstrap import WorkerStart
 from nbloader.transport.dataset_payload import Files, is_prepared, load_shared
+from nbloader.workers.fetcher import is_async
 from nbloader.workers.reachable import Snapshot, holds_generator
 from nbloader.workers.worker_info import (
     ProcessContext,
@@ -154,7 +155,10 @@ class Iterations:
         self._run: int | None = None
         when_imported("torch", _set_up_torch)
         self.current = self._begin(parts, start.seed)
-        self.round_robin = self.current.seeded or (start.streaming is None and holds_generator(*self.current.parts))
+        self.round_robin = self.current.seeded or (
+            start.streaming is None
+            and holds_generator(*self.current.parts, seeded=not is_async(self.current.parts.dataset))
+        )
         """Whether the worker draws from generators that are not seeded for each batch."""
 
     def announce(self, run: int, seed: int, open_runs: tuple[int, ...]) -> None:

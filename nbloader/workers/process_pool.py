@@ -76,6 +76,7 @@ from nbloader.workers import line_sampler, process_worker
 from nbloader.workers.api import LocalSetup, OutputTail, WorkerHandle, WorkerKind, WorkerOptions, WorkerPool
 from nbloader.workers.iterations import Parts
 from nbloader.workers.reachable import holds_for_this_thread
+from nbloader.workers.seeders import dump_seeders
 from nbloader.workers.status import PRODUCING, SHARED_STATUS_SIZE, SharedStatus, WorkerState
 from nbloader.workers.task_claims import CLAIMS_SIZE, TaskRevoker
 
@@ -391,6 +392,7 @@ class ProcessPool(WorkerPool):
             output=options.output, transport=options.transport, in_order=options.in_order,
             fresh=options.fresh and not isinstance(setup, ForkSetup), streaming=options.iterable,
             concurrency=options.concurrency,
+            seeders=b"" if isinstance(setup, ForkSetup) else options.seeders or dump_seeders(),
         )  # fmt: skip
         if isinstance(setup, ProcessSetup):
             setup.pickled.files()  # raises here if they do not fit into memory

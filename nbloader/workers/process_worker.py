@@ -43,6 +43,8 @@ from nbloader.transport.mp_objects import run_finalizers
 from nbloader.workers.fetcher import FetchedBatch, MapFetcher, is_async, raise_if_none
 from nbloader.workers.iterations import InheritedParts, Iteration, Iterations, Parts, PartsSource, PickledParts
 from nbloader.workers.line_sampler import LineSampler
+from nbloader.workers.seeders import load_seeders
+from nbloader.workers.seeding import Seeding
 from nbloader.workers.status import SHARED_STATUS_SIZE, SharedStatus, WorkerState, WorkerStatus
 from nbloader.workers.task_claims import CLAIMS_SIZE, MAX_BLOCK, TaskClaims
 from nbloader.workers.worker_info import ProcessContext
@@ -171,6 +173,7 @@ def _initialize(channel: Channel, assets: Assets) -> WorkerLoop | ConcurrentWork
     lines.install()
     status.since, status.pid = _clock(), os.getpid()
     try:
+        load_seeders(start.seeders)
         iterations = Iterations(start, assets.source())
     except Exception as error:  # noqa: BLE001 - whatever the user's code raises goes to the notebook
         channel.send(Kind.INIT_ERROR, pickle.dumps(describe(error)))
@@ -287,9 +290,9 @@ class WorkerLoop:
             task = self._next_task()
             if task.run != self._run and not self._switch(task.run):
                 return
-            if not self._seeded:
-                rng.seed_everything(task.seed)
             try:
+                if not self._seeded:
+                    self._seed(task.seed)
                 self._produce(task)
             except Exception as error:  # whatever the dataset or collate_fn raises goes to the notebook
                 if self._hung_up:
@@ -317,6 +320,7 @@ class WorkerLoop:
             status=self._status, on_error=on_error,
         )  # fmt: skip
         self._seeded = iteration.seeded
+        self._seed = Seeding(dataset, collate_fn, on_error).after(rng.seed_everything)
 
     def _next_task(self) -> TaskMessage:
         status = self._status

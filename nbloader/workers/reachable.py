@@ -15,11 +15,15 @@ import random
 import sys
 import threading
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
+
+from nbloader._util.code_places import is_library
+from nbloader.workers import seeders
+from nbloader.workers.seeders import Seedable, seeder_of
 
 MAX_OBJECTS = 5000
 MAX_ITEMS = 200
@@ -33,10 +37,17 @@ _SETS_UP = frozenset({"__init__", "__new__", "__setstate__"})
 """Methods that have already run when a worker has its dataset. A generator that they created is found in the object."""
 
 
-def holds_generator(*roots: Any) -> bool:
-    """Whether objects refer to a private random generator, or have methods that create a generator and keep it."""
+def holds_generator(*roots: Any, seeded: bool = False) -> bool:
+    """Whether objects refer to a private random generator, or have methods that create a generator and keep it.
+
+    Args:
+        roots: The objects.
+        seeded: Whether generators do not count that belong to objects of a registered class, since these are seeded for
+            each batch (`seeders`).
+    """
     shared = _global_generators()
-    for obj in _visit(roots):
+    closed = seeded and seeders.may_apply()
+    for obj in _visit(roots, _closed if closed else _referents):
         if isinstance(obj, type):
             if _class_draws(obj):
                 return True
@@ -46,6 +57,76 @@ def holds_generator(*roots: Any) -> bool:
         elif is_generator(obj) and id(obj) not in shared:
             return True
     return False
+
+
+def seedables(*roots: Any) -> list[list[Seedable]]:
+    """Return the objects of registered classes that each root refers to, and that no earlier root refers to.
+
+    This includes what the user's classes and functions refer to: class attributes, closures and globals. Attributes are
+    visited in the order of their names, so that copies in other processes give the same order.
+    """
+    if not seeders.may_apply():
+        return [[] for _ in roots]
+    seen: set[int] = set()
+    found: list[list[Seedable]] = []
+    for root in roots:
+        of_root: list[Seedable] = []
+        found.append(of_root)
+        for obj in _visit((root,), _used):
+            seed = None if id(obj) in seen or isinstance(obj, (*_LEAVES, type)) else seeder_of(type(obj))
+            if seed is not None:
+                seen.add(id(obj))
+                of_root.append(Seedable(obj, seed))
+    return found
+
+
+def edges(*roots: Any) -> Iterator[tuple[Any, list[Any]]]:
+    """Visit objects as `seedables` does, each with the objects that it refers to."""
+    for obj in _visit(roots, _used):
+        yield obj, list(_used(obj))
+
+
+def _closed(obj: Any) -> Iterable[Any]:
+    """Return the referents of an object; none if it is of a registered class."""
+    if isinstance(obj, (*_LEAVES, type)) or seeder_of(type(obj)) is not None:
+        return ()
+    attributes = attributes_of(obj)
+    return (*(attributes[name] for name in sorted(attributes, key=str)), *_referents(obj))
+
+
+def _used(obj: Any) -> Iterable[Any]:
+    """Return what `_closed` returns; for classes and functions of the user, also their attributes and globals."""
+    if isinstance(obj, type):
+        return () if is_library(_file_of(obj)) else [vars(obj)[name] for name in sorted(vars(obj))]
+    if isinstance(obj, FunctionType):
+        if is_library(obj.__code__.co_filename):
+            return ()
+        names = dict.fromkeys(name for code in _codes(obj.__code__) for name in code.co_names)
+        return [*_closed(obj), *(obj.__globals__[name] for name in names if name in obj.__globals__)]
+    return _closed(obj)
+
+
+def _file_of(cls: type) -> str:
+    """Return the file of a class's first method; "" if it has none."""
+    functions = (value for value in vars(cls).values() if isinstance(value, FunctionType))
+    return next((function.__code__.co_filename for function in functions), "")
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """Visit the code of a function, and of the functions and comprehensions inside it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)
+
+
+def attributes_of(obj: Any) -> dict[str, Any]:
+    """Return the `__dict__` of an object without running the user's code; an empty dict if it has none."""
+    try:
+        attributes = object.__getattribute__(obj, "__dict__")
+    except AttributeError:
+        return {}
+    return attributes if type(attributes) is dict else {}
 
 
 def holds_for_this_thread(*roots: Any) -> bool:
@@ -148,8 +229,14 @@ def _describe(obj: Any) -> tuple[Any, ...]:
     return ()
 
 
-def _visit(roots: Iterable[Any]) -> Iterator[Any]:
-    """Visit the objects and what they refer to, breadth first. This includes classes and functions, but no globals."""
+def _visit(roots: Iterable[Any], referents: Callable[[Any], Iterable[Any]] | None = None) -> Iterator[Any]:
+    """Visit the objects and what they refer to, breadth first. This includes classes and functions, but no globals.
+
+    Args:
+        roots: The objects.
+        referents: Returns what an object refers to; `_referents` by default.
+    """
+    referents = referents or _referents
     queue = collections.deque(roots)
     seen: set[int] = set()
     while queue and len(seen) < MAX_OBJECTS:
@@ -158,7 +245,7 @@ def _visit(roots: Iterable[Any]) -> Iterator[Any]:
             continue
         seen.add(id(obj))
         yield obj
-        queue.extend(_referents(obj))
+        queue.extend(referents(obj))
 
 
 def _referents(obj: Any) -> Iterable[Any]:

@@ -45,11 +45,12 @@ from nbloader.transport.messages import (
     WorkerMessage,
 )
 from nbloader.workers.api import LocalSetup, WorkerHandle, WorkerKind, WorkerOptions, WorkerPool
-from nbloader.workers.batch_builder import BatchBuilder, keep_state
+from nbloader.workers.batch_builder import BatchBuilder
 from nbloader.workers.fetcher import is_async, shallow_copy
 from nbloader.workers.iterable_fetcher import IterableFetcher
 from nbloader.workers.message_queue import MessageQueue
 from nbloader.workers.reachable import holds_generator
+from nbloader.workers.seeding import Seeding, keep_state, private
 from nbloader.workers.status import LocalStatus, WorkerAbandonedError, WorkerState
 from nbloader.workers.thread_rng import TaskContext, ThreadContext
 from nbloader.workers.thread_sampler import ThreadSampler
@@ -367,6 +368,8 @@ class ThreadWorker:
         self._setup = setup
         self._messages = messages
         self._status = handle.status
+        self._shares_objects = isinstance(handle.tasks, LoopInbox)
+        """Whether this thread or its samples share the objects that would be seeded for each batch."""
 
     def run(self) -> None:
         """Run the thread.
@@ -393,18 +396,32 @@ class ThreadWorker:
         self._messages.put(WorkerGone(handle.uid, code))
 
     def _own_setup(self) -> LocalSetup:
-        """Return the setup of this thread, with a shallow copy of the dataset where threads must not share it.
+        """Return the setup of this thread, with copies of what threads must not share.
 
-        Threads need copies of an iterable dataset because `worker_init_fn` may configure the shard on it. They need
-        copies of an asynchronous dataset because what its samples store on it, such as the session of an HTTP client,
-        belongs to the event loop of one thread.
+        Objects that are seeded for each batch are copied (`seeding.private`). Threads need shallow copies of an
+        iterable dataset because `worker_init_fn` may configure the shard on it. They need such copies of an
+        asynchronous dataset because what its samples store on it, such as the session of an HTTP client, belongs to the
+        event loop of one thread.
         """
         shared, options = self._shared, self._options
         if options.iterable is not None and not options.iterable.alone:
-            return shared._replace(dataset=copy.copy(shared.dataset))
-        if isinstance(self._handle.tasks, LoopInbox) and options.num_workers > 1:
-            return shared._replace(dataset=shallow_copy(shared.dataset))
-        return shared
+            shared = shared._replace(dataset=copy.copy(shared.dataset))
+        if isinstance(self._handle.tasks, LoopInbox):
+            return shared._replace(dataset=shallow_copy(shared.dataset)) if options.num_workers > 1 else shared
+        own = private(shared)
+        self._shares_objects = own is None
+        return shared if own is None else own
+
+    def _copy_dataset(self) -> tuple[Any, Any]:
+        """Return a copy of an iterable dataset for another shard, and `worker_init_fn`."""
+        dataset = copy.copy(self._shared.dataset)
+        own = private((dataset,))
+        return dataset if own is None else own[0], self._setup.worker_init_fn
+
+    def _seeding(self) -> Seeding:
+        """Return the objects to be seeded for each batch."""
+        setup = self._setup
+        return Seeding() if self._shares_objects else Seeding(setup.dataset, setup.collate_fn, setup.on_error)
 
     def _info(self, base_seed: int) -> WorkerInfo:
         worker = self._handle.worker
@@ -425,8 +442,12 @@ class ThreadWorker:
 
     def _needs_round_robin(self, context: ThreadContext) -> bool:
         """Whether the worker draws from generators that are not seeded for each batch."""
-        setup = self._setup
-        return context.was_seeded() or (self._options.iterable is None and holds_generator(*setup))
+        if context.was_seeded():
+            return True
+        parts = self._setup
+        return self._options.iterable is None and (
+            holds_generator(*parts, seeded=not self._shares_objects) or (self._shares_objects and bool(Seeding(*parts)))
+        )
 
     def _begin_iteration(self, context: ThreadContext, run: int) -> bool:
         """Begin another iteration as a new worker would. Return False if that failed; the failure has been reported."""
@@ -443,9 +464,8 @@ class ThreadWorker:
         if options.iterable is not None:
             shard = (0, 0) if options.iterable.alone else (self._handle.worker, options.num_workers)
             iterable_fetcher = IterableFetcher(
-                lambda: (copy.copy(self._shared.dataset), setup.worker_init_fn), setup.dataset, shard, options.iterable,
-                self._status, setup.on_error, context=context,
-                report_state=lambda *state: self._messages.put(ShardAdvanced(uid, *state)),
+                self._copy_dataset, setup.dataset, shard, options.iterable, self._status, setup.on_error,
+                context=context, report_state=lambda *state: self._messages.put(ShardAdvanced(uid, *state)),
                 seeded=seeded,
             )  # fmt: skip
         return BatchBuilder(
@@ -467,7 +487,8 @@ class ThreadWorker:
         """Produce batches until the worker is stopped."""
         status, uid = self._status, self._handle.uid
         seeded = context.was_seeded()  # if so, `worker_init_fn` is responsible for the seeds
-        seed = keep_state if seeded else context.seed
+        seeding = self._seeding()
+        seed = keep_state if seeded else seeding.after(context.seed)
         builder = self._create_builder(context, seeded=seeded)
         fresh = self._options.fresh and builder.iterable_fetcher is None
         run: int | None = None
@@ -476,8 +497,13 @@ class ThreadWorker:
             if task is None:
                 return
             if task.run != run:
-                if run is not None and fresh and not self._begin_iteration(context, task.run):
-                    return
+                if run is not None and fresh:
+                    if seeding:  # the dataset may have changed since it was copied
+                        self._setup = self._own_setup()
+                        builder, seeding = self._create_builder(context, seeded=seeded), self._seeding()
+                        seed = keep_state if seeded else seeding.after(context.seed)
+                    if not self._begin_iteration(context, task.run):
+                        return
                 run = task.run
             status.run, status.number = task.run, task.job
             try:

@@ -8,7 +8,7 @@ import pickle
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import cloudpickle
@@ -50,6 +50,7 @@ from nbloader.workers.cluster.protocol import (
 from nbloader.workers.cluster.ray_cluster import SHUT_DOWN, NodeLostError, RayCluster, check_versions
 from nbloader.workers.message_queue import MessageQueue
 from nbloader.workers.ray_options import RayOptions
+from nbloader.workers.seeders import dump_seeders
 
 log = logging.getLogger(__name__)
 
@@ -231,7 +232,7 @@ class RayPool(WorkerPool):
         handle = RayHandle(worker, self._batches.reader, self._send, self._request_stack)
         self._handles[handle.uid] = handle
         with self._changed:
-            self._to_start.append(_Start(handle, options, setup))
+            self._to_start.append(_Start(handle, replace(options, seeders=dump_seeders()), setup))
             if self._failure is not None:
                 self._messages.put(PoolFailed(handle.uid, self._failure))
             elif not self._thread.ident:
