@@ -36,7 +36,7 @@ _SETS_UP = frozenset({"__init__", "__new__", "__setstate__"})
 """Methods that have already run when a worker has its dataset. A generator that they created is found in the object."""
 
 
-def holds_generator(*roots: Any, seeded: bool) -> bool:
+def holds_generator(*roots: Any, seeded: bool = False) -> bool:
     """Whether objects refer to a private random generator, or have methods that create a generator and keep it.
 
     Args:
