@@ -374,6 +374,24 @@ def test_a_ufunc_made_of_a_function_has_no_pickle():
         nbloader.cached(lambda x: add(x) + 0)(1)
 
 
+@pytest.mark.parametrize(
+    ("value", "change"),
+    [
+        (np.arange(4), lambda array: setattr(array, "shape", (2, 2))),
+        (np.frombuffer(bytes(8), np.int32), lambda array: setattr(array, "shape", (2, 1))),
+        (torch.zeros(4), lambda tensor: tensor.unsqueeze_(0)),
+        (torch.zeros(4), lambda tensor: tensor.requires_grad_()),
+        (bytearray(4), lambda buffer: buffer.append(0)),
+    ],
+    ids=["array", "read-only array", "tensor", "gradient", "bytearray"],
+)
+def test_the_shape_of_an_array_can_change_in_place(value, change):
+    f = nbloader.cached(lambda: (getattr(value, "shape", None), getattr(value, "requires_grad", None), len(value)))
+    f()
+    change(value)
+    assert f() == f.__wrapped__()
+
+
 def test_a_read_only_array_can_change_through_another_view():
     array = np.arange(4)
     view = array[:]
@@ -391,6 +409,11 @@ def test_shared_objects_are_not_the_same_as_equal_ones():
     first, second = f(shared, shared)
     assert first is second
     assert counts() == (0, 2)
+
+
+def test_the_order_of_keyword_arguments_counts():
+    f = nbloader.cached(lambda **options: [*options])
+    assert (f(a=1, b=2), f(b=2, a=1)) == (["a", "b"], ["b", "a"])
 
 
 def test_a_long_chain_of_functions_is_followed():
@@ -556,6 +579,9 @@ def test_depends_takes_modules_functions_and_values(tmp_path):
         values[0] = 2
         assert f() == 2
         assert counts() == (1, 3)
+        mine.another = 1
+        assert f() == 2
+        assert counts() == (1, 4)
     with pytest.raises(TypeError, match="depends must be a list"):
         nbloader.cached(depends="data.txt")
 

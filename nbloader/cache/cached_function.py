@@ -112,8 +112,7 @@ class CachedFunction(Composite, Generic[P, R]):
     def _visit_arguments(self, walk: Walk, args: Any, kwargs: Any) -> None:
         try:
             walk.visit(args)
-            for item in sorted(kwargs.items()):
-                walk.visit(item)
+            walk.visit(tuple(kwargs.items()))  # in their order, which the function can see
         except DigestError as error:
             raise TypeError(
                 f"an argument of the cached function {self._name} cannot be compared with that of other calls: "

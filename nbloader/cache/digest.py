@@ -239,26 +239,22 @@ def _same(some: Sequence[Any], others: Sequence[Any]) -> bool:
 
 
 def _array_bytes(array: Any) -> bytes:
-    """Hash the elements of an array of any dtype except object. Arrays of dates do not support the buffer protocol."""
-    return _hash(np.ascontiguousarray(array).reshape(-1).view(np.uint8)) if array.nbytes else b""
+    """Return the type, the shape and a hash of the elements of an array of any dtype except object."""
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8) if array.nbytes else b""  # dates have no buffer
+    return f"{_dtype(array.dtype)} {array.shape} ".encode() + _hash(data)
 
 
 def _tensor_bytes(tensor: Any) -> bytes:
     torch = sys.modules["torch"]
     dense = tensor.detach().resolve_conj().resolve_neg().contiguous()
     flat = dense.as_strided((dense.numel(),), (1,))  # a single element counts as contiguous with any stride
-    return _hash(flat.view(torch.uint8).numpy()) if flat.numel() else b""
+    data = flat.view(torch.uint8).numpy() if flat.numel() else b""
+    return f"{tensor.dtype} {tuple(tensor.shape)} {tensor.requires_grad} ".encode() + _hash(data)
 
 
-def _buffer_bytes(buffer: Any) -> bytes:
-    return _hash(bytes(buffer))
-
-
-def _is_fixed(array: Any) -> bool:
-    """Whether an array is a view of `bytes`. A read-only array may have another view that can be written."""
-    while isinstance(array, np.ndarray):
-        array = array.base
-    return isinstance(array, bytes)
+def _buffer_bytes(buffer: bytearray | memoryview) -> bytes:
+    view = memoryview(buffer)
+    return f"{view.format} {view.shape} ".encode() + _hash(view.tobytes())
 
 
 def _is_dense_tensor(obj: Any) -> bool:
@@ -383,7 +379,9 @@ class Walk:
     def visit_whole(self, module: ModuleType) -> None:
         """Add a module with all its attributes, if it is the user's."""
         self.visit(module)
-        self._whole.add(module)
+        if module in self.modules:
+            self._whole.add(module)
+            self._step(tuple, vars(module))
 
     def _compound(self, obj: Any, kind: type) -> None:  # noqa: PLR0912, C901 - one branch for each type
         if kind is list:
@@ -393,11 +391,11 @@ class Walk:
         elif kind in (set, frozenset):
             self._emit(kind.__name__.encode(), b"".join(sorted(map(self._apart, self._step(tuple, obj)))))
         elif kind is np.ndarray and not obj.dtype.hasobject:
-            self._memory(f"array {_dtype(obj.dtype)} {obj.shape}", _array_bytes, obj, fixed=_is_fixed(obj))
+            self._emit(b"array", self._step(_array_bytes, obj))
         elif _is_dense_tensor(obj):
-            self._memory(f"tensor {obj.dtype} {tuple(obj.shape)} {obj.requires_grad}", _tensor_bytes, obj)
+            self._emit(b"tensor", self._step(_tensor_bytes, obj))
         elif kind in (bytearray, memoryview):
-            self._memory(kind.__name__, _buffer_bytes, obj)
+            self._emit(kind.__name__.encode(), self._step(_buffer_bytes, obj))
         elif isinstance(obj, np.dtype):
             self._emit(b"dtype", _dtype(obj).encode())
         elif isinstance(obj, np.generic) and not obj.dtype.hasobject:
@@ -450,9 +448,6 @@ class Walk:
         self._emit(tag, b"%d" % len(parts))
         for part in parts:
             self.visit(part)
-
-    def _memory(self, what: str, read: Callable[[Any], bytes], obj: Any, *, fixed: bool = False) -> None:
-        self._emit(what.encode(), read(obj) if fixed else self._step(read, obj))
 
     def _apart(self, obj: Any) -> bytes:
         """Return the encoding of an item of a set, which does not depend on the order of the items."""
