@@ -42,6 +42,7 @@ from nbloader.engine import inspect, timeouts
 from nbloader.engine.config import EngineConfig
 from nbloader.engine.memory import MemoryWatch
 from nbloader.engine.memory import notice as memory_notice
+from nbloader.engine.silent_faults import SilentFaults
 from nbloader.engine.skipped_samples import SkippedSamples
 from nbloader.engine.supervisor import Supervisor
 from nbloader.engine.timeouts import Due, WaitTimer
@@ -65,6 +66,7 @@ from nbloader.transport.messages import (
     PoolFailed,
     ShardAdvanced,
     ShardExhausted,
+    SignSeen,
     StacksSampled,
     TasksRevoked,
     WorkerGone,
@@ -157,6 +159,8 @@ class Engine:
         self.callbacks = WaitCallbacks()
         self.on_stacks: Callable[[Iterable[StackCount]], object] = _ignore
         """Receives the stack samples that workers send. Called with the lock held."""
+        self.silent_faults = SilentFaults()
+        """Warnings that are due to the consumer."""
         self._config = config
         self._policy = PrefetchPolicy(
             config.num_workers,
@@ -203,6 +207,7 @@ class Engine:
             TasksRevoked: self._on_tasks_revoked,
             OutputText: self._on_output,
             StacksSampled: self._on_stacks_sampled,
+            SignSeen: self._on_sign_seen,
             WorkerLaunched: self._on_worker(self._group.on_launched),
             WorkerInitialized: self._on_worker(self._group.on_initialized),
             WorkerInitFailed: self._on_worker(self._on_init_failed),
@@ -485,6 +490,9 @@ class Engine:
 
     def _on_stacks_sampled(self, message: StacksSampled) -> None:
         self.on_stacks(message.stacks)
+
+    def _on_sign_seen(self, message: SignSeen) -> None:
+        self.silent_faults.add(message.sign)
 
     def _on_worker(self, handle: Callable[[Any], None]) -> Callable[[Any], None]:
         """Return a handler for messages about a worker's state; it also wakes all waiting consumers."""

@@ -101,6 +101,8 @@ class Kind(IntEnum):
     it imported meanwhile."""
     STACKS = 22
     """From the worker: samples of its stacks."""
+    SIGN = 24
+    """From the worker: what may be a sign of a silent fault (`events/silent_faults.py`)."""
 
 
 class _Unsent(NamedTuple):

@@ -57,6 +57,7 @@ from nbloader.transport.messages import (
     OutputText,
     ShardAdvanced,
     ShardExhausted,
+    SignSeen,
     StacksSampled,
     WorkerGone,
     WorkerInitFailed,
@@ -713,8 +714,9 @@ class ProcessPool(WorkerPool):
             elif kind == Kind.READY:
                 handle.ready = True
                 messages.append(WorkerInitialized(uid, round_robin=bytes(body) == ROUND_ROBIN))
-            elif kind == Kind.STACKS:
-                messages.append(StacksSampled(uid, pickle.loads(body)))
+            elif kind in (Kind.STACKS, Kind.SIGN):
+                content = pickle.loads(body)
+                messages.append(StacksSampled(uid, content) if kind == Kind.STACKS else SignSeen(uid, content))
             elif kind == Kind.INIT_ERROR:
                 messages.append(WorkerInitFailed(uid, pickle.loads(body).with_source_lines()))
 

@@ -35,7 +35,7 @@ _SETS_UP = frozenset({"__init__", "__new__", "__setstate__"})
 
 def holds_generator(*roots: Any) -> bool:
     """Whether objects refer to a private random generator, or have methods that create a generator and keep it."""
-    shared = _global_generators()
+    shared = global_generators()
     for obj in _visit(roots):
         if isinstance(obj, type):
             if _class_draws(obj):
@@ -104,7 +104,7 @@ def is_generator(obj: Any) -> bool:
     return torch is not None and isinstance(obj, torch.Generator)
 
 
-def _global_generators() -> set[int]:
+def global_generators() -> set[int]:
     """Return the ids of the global generators of `random`, NumPy and torch, which are seeded for each batch."""
     found = {id(random._inst)}
     legacy: Any = getattr(sys.modules.get("numpy.random.mtrand"), "_rand", None)
@@ -194,7 +194,7 @@ def _class_draws(cls: type) -> bool:
 
 def _function_draws(function: FunctionType) -> bool:
     code = function.__code__
-    shared = _global_generators()
+    shared = global_generators()
     for name in code.co_names:
         value = function.__globals__.get(name)
         if is_generator(value) and id(value) not in shared:
