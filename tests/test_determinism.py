@@ -151,6 +151,7 @@ RECIPES = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:The random generator")  # the datasets hold one
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_seeded_runs_are_equal_whatever_the_timing_where_workers_have_generators_of_their_own(recipe):
     dataset, init = RECIPES[recipe]
@@ -178,6 +179,7 @@ def test_seeded_runs_with_the_functions_of_libraries_are_equal_whatever_the_timi
     assert run(Uneven(40), seed=2, worker_init_fn=init, workers="thread") != first
 
 
+@pytest.mark.filterwarnings("ignore:The random generator")  # the datasets hold one
 @pytest.mark.parametrize("recipe", ["numpy", "dataset's", "created in the worker", "given by worker_init_fn"])
 def test_workers_with_generators_of_their_own_draw_what_torchs_workers_draw(recipe):
     dataset, init = RECIPES[recipe]

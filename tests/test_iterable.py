@@ -148,7 +148,10 @@ def test_without_batching_samples_are_yielded_one_by_one(workers):
 
 
 def test_each_worker_yields_everything_if_the_dataset_does_not_shard():
-    with DataLoader(Unsharded(4), 2, num_workers=2) as loader:
+    with (
+        DataLoader(Unsharded(4), 2, num_workers=2) as loader,
+        pytest.warns(UserWarning, match="The workers yield the same samples"),
+    ):
         assert plain(loader) == [[0, 1], [0, 1], [2, 3], [2, 3]]
 
 

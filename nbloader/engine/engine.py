@@ -45,6 +45,7 @@ from nbloader.engine.fork_watch import ForkWatch
 from nbloader.engine.lost_locks import LostLock, held_locks, waits_for_lock, waits_in_multiprocessing
 from nbloader.engine.memory import MemoryWatch
 from nbloader.engine.memory import notice as memory_notice
+from nbloader.engine.silent_faults import SilentFaults
 from nbloader.engine.skipped_samples import SkippedSamples
 from nbloader.engine.supervisor import Supervisor
 from nbloader.engine.timeouts import Due, WaitTimer
@@ -70,6 +71,7 @@ from nbloader.workers.messages import (
     PoolFailed,
     ShardAdvanced,
     ShardExhausted,
+    SignSeen,
     StacksSampled,
     TasksRevoked,
     WorkerGone,
@@ -165,6 +167,8 @@ class Engine:
         self.callbacks = WaitCallbacks()
         self.on_stacks: Callable[[Iterable[StackCount]], object] = _ignore
         """Receives the stack samples that workers send. Called with the lock held."""
+        self.silent_faults = SilentFaults()
+        """Warnings that are due to the consumer."""
         self._config = config
         self._policy = PrefetchPolicy(
             config.num_workers,
@@ -213,6 +217,7 @@ class Engine:
             TasksRevoked: self._on_tasks_revoked,
             OutputText: self._on_output,
             StacksSampled: self._on_stacks_sampled,
+            SignSeen: self._on_sign_seen,
             WorkerLaunched: self._on_worker(self._group.on_launched),
             WorkerInitialized: self._on_worker(self._group.on_initialized),
             WorkerInitFailed: self._on_worker(self._on_init_failed),
@@ -493,6 +498,9 @@ class Engine:
 
     def _on_stacks_sampled(self, message: StacksSampled) -> None:
         self.on_stacks(message.stacks)
+
+    def _on_sign_seen(self, message: SignSeen) -> None:
+        self.silent_faults.add(message.sign)
 
     def _on_worker(self, handle: Callable[[Any], None]) -> Callable[[Any], None]:
         """Return a handler for messages about a worker's state; it also wakes all waiting consumers."""

@@ -103,6 +103,7 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
         self._consumer: Consumer | None = None
         self._engine = engine = context.engine
         self._inline = engine.inline
+        self._warnings = engine.silent_faults
         self._events = context.events
         self._transfer = context.transfer
         self._batched = context.batched
@@ -253,6 +254,8 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
     def _next(self) -> T_co:  # noqa: C901 - one step after the other, for each batch
         if self._consumer is None:
             raise StopIteration
+        if self._warnings.texts:
+            self._warnings.warn()
         requested = _clock()
         self._resources.publish(requested)
         engine, plan = self._engine, self.plan
@@ -375,6 +378,7 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
         self._sampling = 0
 
     def _finish(self) -> NoReturn:
+        self._warnings.warn()
         error, self.plan.error = self.plan.error, None
         if error is None:
             self._engine.check_open(self._run)  # if the iteration has ended, this is why there is no batch

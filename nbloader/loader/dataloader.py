@@ -50,12 +50,14 @@ from nbloader.engine.iterator import Consumer, DeviceGroups, EpochIterator, Iter
 from nbloader.errors import ReplayError
 from nbloader.loader import config as cfg
 from nbloader.loader import reruns, torch_compat
+from nbloader.loader.bypassed import bypassed_method
 from nbloader.loader.checkpoint import Checkpoint, State
 from nbloader.loader.config import LoaderConfig
 from nbloader.loader.control import Control
 from nbloader.loader.epoch_prefetch import EpochPrefetch
 from nbloader.loader.monitor import Monitor
 from nbloader.loader.replay import EpochHistory, ReplayedBatch, ReplaySetup, find_delivered
+from nbloader.loader.sent_attributes import SentAttributes
 from nbloader.metrics.snapshot import Point, Snapshot
 from nbloader.report.trace import Trace
 from nbloader.sampling import datapipes
@@ -252,6 +254,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         drawn_from = getattr(self._index_sampler, "sampler", self._index_sampler)  # a batch sampler may have none
         cfg.check_dataset(self.dataset, drawn_from, iterable=self._is_iterable)
         self._check_number_of_processes()
+        if not self._parts.iterations and self._auto_collation and not self._is_iterable:
+            self._warn_of_bypassed_method()
         self._update_engine()
         prefetched = self._take_prefetched()
         epoch = self._make_epoch() if prefetched is None else prefetched
@@ -259,6 +263,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         epoch.begin(Consumer(self.num_workers, self.__len__, self._epoch_over))
         group = self._config.batches_per_step
         return epoch if group is None else DeviceGroups(epoch, group)
+
+    def _warn_of_bypassed_method(self) -> None:
+        bypassed = bypassed_method(self.dataset)
+        if bypassed:
+            warn(bypassed)
 
     def __len__(self) -> int:
         """Return the number of batches per epoch, as in torch; with several devices, the number of lists of batches.
@@ -301,10 +310,13 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def _make_epoch(self) -> EpochIterator[Any]:
         parts = self._parts
+        stays = self.persistent_workers and parts.engine.loaded
+        if stays and parts.sent is not None:
+            parts.sent.warn_of_changes()
         run, parts.iterations = parts.iterations, parts.iterations + 1
         plan = parts.checkpoint.plan_epoch(self._epoch_context())
         parts.history.add(run, plan.order)
-        if not (self.persistent_workers and parts.engine.loaded) and self._load():
+        if not stays and self._load():
             parts.engine.replace_all()
         context = IteratorContext(
             parts.engine, parts.bus, parts.transfer, batched=self._auto_collation, names=self._names,
@@ -463,7 +475,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def _load(self) -> bool:
         """Give the engine the dataset and the functions that workers need. Returns whether they have changed."""
         collate = self._worker_collate_fn()
-        return self._parts.engine.load(self.dataset, collate, self.worker_init_fn, self._config.on_error)
+        differs = self._parts.engine.load(self.dataset, collate, self.worker_init_fn, self._config.on_error)
+        copied = self.persistent_workers and self._config.workers != "thread"
+        self._parts.sent = SentAttributes(self.dataset) if copied else None
+        return differs
 
     def _worker_collate_fn(self) -> Callable[[list[Any]], Any] | None:
         """Return the collate function of the workers; None for nbloader's own."""
@@ -1198,6 +1213,8 @@ class _Parts:
     prefetch: EpochPrefetch
     monitor: Monitor
     history: EpochHistory
+    sent: SentAttributes | None = None
+    """The attributes of the dataset that persistent workers have copies of; None if there are no such workers."""
     iterations: int = 0
     """Epochs that were started."""
 

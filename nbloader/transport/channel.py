@@ -93,6 +93,8 @@ class Kind(IntEnum):
     """To the worker: the next task belongs to another iteration than the previous one."""
     STACKS = 22
     """From the worker: samples of its stacks."""
+    SIGN = 24
+    """From the worker: what may be a sign of a silent fault (`events/silent_faults.py`)."""
 
 
 class _Unsent(NamedTuple):

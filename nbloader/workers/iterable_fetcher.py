@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeAlias
 
 from nbloader._util.state_dict import as_json, is_stateful
 from nbloader.sampling.shard_plan import IterableOptions, Ticket
+from nbloader.workers.fault_signs import ShardWatch
 from nbloader.workers.fetcher import FetchedBatch, OnError, fetch_each
 from nbloader.workers.seeding import Seed, Seeding, keep_state
 from nbloader.workers.status import WorkerStatus, is_abandoned
@@ -121,6 +122,7 @@ class IterableFetcher:
         context: Seeds the random generators, and sets the result of `get_worker_info()`.
         report_state: Takes the states of iterators.
         seeded: Whether `worker_init_fn` has seeded a generator for `dataset`. If so, batches are not seeded.
+        watch: Looks at the first samples; None if nothing is compared.
     """
 
     def __init__(
@@ -135,7 +137,9 @@ class IterableFetcher:
         context: WorkerContext,
         report_state: ReportState,
         seeded: bool,
+        watch: ShardWatch | None = None,
     ) -> None:
+        self._watch = watch
         self._copy_dataset = copy_dataset
         self._context = context
         self._copies = {shard: dataset}
@@ -169,9 +173,21 @@ class IterableFetcher:
         batch = iterator.fetch(ticket, self._status, self._options, self._on_error)
         if batch is None:
             return None
+        if self._watch is not None:
+            self._look(ticket, iterator, batch)
         if iterator.source is not None and _clock() - iterator.reported >= STATE_SHARE * iterator.reporting_ns:
             self._report(run, ticket.shard, iterator)
         return batch
+
+    def _look(self, ticket: Ticket, iterator: ShardIterator, batch: FetchedBatch) -> None:
+        """Look at the first samples of a shard."""
+        watch = self._watch
+        if watch is None or watch.over or iterator.info is None or self._options.prepare is not None:
+            self._watch = None
+            return
+        samples = batch.samples if ticket.size is not None else [batch.samples][: batch.size]
+        name = type(vars(iterator.info)["dataset"]).__name__
+        watch.look(name, ticket.shard, iterator.position - 1, samples, last=iterator.exhausted)
 
     def forget(self, run: int) -> None:
         """Drop the iterators of an iteration that has ended."""

@@ -13,6 +13,7 @@ from typing import TypeAlias
 from nbloader.batch.payload import BatchOutcome
 from nbloader.batch.task import JobKey
 from nbloader.events.remote_errors import ErrorInfo, SampleFailure
+from nbloader.events.silent_faults import FaultSign
 from nbloader.events.stack_samples import StackCount
 
 
@@ -135,7 +136,16 @@ class StacksSampled:
     stacks: Sequence[StackCount]
 
 
+@dataclass(frozen=True, slots=True)
+class SignSeen:
+    """The worker has seen what may be a sign of a silent fault."""
+
+    uid: int
+    sign: FaultSign
+
+
 WorkerMessage: TypeAlias = (
     "WorkerLaunched | WorkerInitialized | WorkerInitFailed | DescriptorsExhausted | WorkerGone | BatchDone"
     " | ShardExhausted | ShardAdvanced | TasksRevoked | OutputText | StacksSampled | PoolFailed"
+    " | SignSeen"
 )

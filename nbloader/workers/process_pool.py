@@ -66,6 +66,7 @@ from nbloader.workers.messages import (
     OutputText,
     ShardAdvanced,
     ShardExhausted,
+    SignSeen,
     StacksSampled,
     WorkerGone,
     WorkerInitFailed,
@@ -742,8 +743,9 @@ class ProcessPool(WorkerPool):
             elif kind == Kind.READY:
                 handle.ready = True
                 messages.append(WorkerInitialized(uid, round_robin=bytes(body) == ROUND_ROBIN))
-            elif kind == Kind.STACKS:
-                messages.append(StacksSampled(uid, pickle.loads(body)))
+            elif kind in (Kind.STACKS, Kind.SIGN):
+                content = pickle.loads(body)
+                messages.append(StacksSampled(uid, content) if kind == Kind.STACKS else SignSeen(uid, content))
             elif kind == Kind.INIT_ERROR:
                 messages.append(WorkerInitFailed(uid, pickle.loads(body).with_source_lines()))
 

@@ -57,6 +57,8 @@ if TYPE_CHECKING:
     import asyncio
 
     from nbloader.batch.chunk_arena import ChunkSlot, ChunkWriter
+    from nbloader.events.silent_faults import FaultSign
+    from nbloader.workers.fault_signs import DrawWatch
     from nbloader.workers.iterable_fetcher import IterableFetcher
     from nbloader.workers.sample_loop import QueuedBatch, SampleLoop
     from nbloader.workers.thread_rng import TaskContext
@@ -267,13 +269,22 @@ class WorkerLoop:
         self.samples: SampleLoop | None = None
         """Fetches the samples of an asynchronous dataset; None for other datasets."""
         self._seeded = False
+        self._draws: DrawWatch | None = None
+        """Looks whether batches draw from generators of the dataset; None if there are none."""
+        several = start.num_workers > 1
+        if several and start.streaming is None and iterations.round_robin:
+            from nbloader.workers.fault_signs import DrawWatch  # not imported by other workers
+
+            self._draws = DrawWatch(dataset, start.worker, self._report_sign)
         self._use(iterations.current)
         if start.streaming is not None:
-            from nbloader.workers.iterable_fetcher import IterableFetcher  # not imported by other workers
+            from nbloader.workers.fault_signs import ShardWatch  # not imported by other workers
+            from nbloader.workers.iterable_fetcher import IterableFetcher
 
             self._iterable_fetcher = IterableFetcher(
                 iterations.copy_dataset, dataset, (start.worker, start.num_workers), start.streaming, status, on_error,
                 context=ProcessContext(), report_state=self._report_state, seeded=self._seeded,
+                watch=ShardWatch(self._report_sign) if several else None,
             )  # fmt: skip
         self._chunk_writer: ChunkWriter | None = None
         self._slot_types: tuple[type[ChunkSlot], ...] = ()
@@ -318,6 +329,8 @@ class WorkerLoop:
                 if is_abandoned(error, self._status):
                     return
                 self._report_error(task, error)
+            if self._draws is not None:
+                self._look_for_faults()
 
     def _switch(self, run: int) -> bool:
         """Switch to the tasks of another iteration. Return False if it cannot begin; the failure has been reported."""
@@ -457,6 +470,16 @@ class WorkerLoop:
             self._send(_BATCH, header, extras, memory)
         else:
             self._send(_BATCH, header, extras)
+
+    def _look_for_faults(self) -> None:
+        """Look, after a batch, whether it has drawn from a generator of the dataset."""
+        if self._draws is not None:
+            self._draws.look()
+            if self._draws.over:
+                self._draws = None
+
+    def _report_sign(self, sign: FaultSign) -> None:
+        self._send(Kind.SIGN, pickle.dumps(sign))
 
     def _load(self, indices: PickledIndices) -> Any:
         """Unpickle the indices of a batch. This counts as fetching, since it may take long, raise or end the worker."""
@@ -607,6 +630,7 @@ class ConcurrentWorkerLoop:
             if worker._hung_up:
                 raise
             worker._report_error(task, error)
+        worker._look_for_faults()
 
 
 # ---- encoding -----------------------------------------------------------------------------------------------------

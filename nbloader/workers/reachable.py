@@ -44,7 +44,7 @@ def holds_generator(*roots: Any, seeded: bool = False) -> bool:
         seeded: Whether generators do not count that belong to objects of a registered class, since these are seeded for
             each batch (`seeders`).
     """
-    shared = _global_generators()
+    shared = global_generators()
     closed = seeded and seeders.may_apply()
     for obj in _visit(roots, _closed if closed else _referents):
         if isinstance(obj, type):
@@ -140,7 +140,7 @@ def is_generator(obj: Any) -> bool:
     return torch is not None and isinstance(obj, torch.Generator)
 
 
-def _global_generators() -> set[int]:
+def global_generators() -> set[int]:
     """Return the ids of the global generators of `random`, NumPy and torch, which are seeded for each batch."""
     found = {id(random._inst)}
     legacy: Any = getattr(sys.modules.get("numpy.random.mtrand"), "_rand", None)
@@ -236,7 +236,7 @@ def _class_draws(cls: type) -> bool:
 
 def _function_draws(function: FunctionType) -> bool:
     code = function.__code__
-    shared = _global_generators()
+    shared = global_generators()
     for name in code.co_names:
         value = function.__globals__.get(name)
         if is_generator(value) and id(value) not in shared:

@@ -27,6 +27,26 @@ class WorkerInfo:
     dataset: Any
     """This worker's copy of the dataset; the dataset itself in a worker thread."""
 
+    def __getattribute__(self, name: str) -> Any:
+        """Return an attribute, and note that the worker's code uses this information."""
+        if name in _FIELDS:
+            _note_use()
+        return object.__getattribute__(self, name)
+
+
+_FIELDS = frozenset({"id", "num_workers", "seed", "dataset"})
+_used = False
+
+
+def _note_use() -> None:
+    global _used  # noqa: PLW0603 - the process has one
+    _used = True
+
+
+def was_used() -> bool:
+    """Whether any code of this process has read what `get_worker_info()` returns, nbloader's or torch's."""
+    return _used
+
 
 class _ThreadLocal(threading.local):
     worker_info: WorkerInfo | None = None
@@ -85,7 +105,23 @@ def set_torch_worker_info() -> None:
     """Make `torch.utils.data.get_worker_info()` return the same as nbloader's, in the way torch's workers do."""
     from torch.utils.data._utils import worker as torch_worker
 
-    torch_worker._worker_info = torch_worker.WorkerInfo(**vars(_info)) if _info is not None else None
+    torch_worker._worker_info = _noting(torch_worker.WorkerInfo)(**vars(_info)) if _info is not None else None
+
+
+@functools.cache
+def _noting(torchs_class: Any) -> Any:
+    """Return a subclass of torch's `WorkerInfo` that notes its use as nbloader's does."""
+
+    class WorkerInfo(torchs_class):  # type: ignore[misc]
+        __slots__ = ()
+        __doc__ = torchs_class.__doc__
+
+        def __getattribute__(self, name: str) -> Any:
+            if name in _FIELDS:
+                _note_use()
+            return super().__getattribute__(name)
+
+    return WorkerInfo
 
 
 def collate_tensors_in_private_memory() -> None:
