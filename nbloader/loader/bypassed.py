@@ -10,8 +10,6 @@ from __future__ import annotations
 from types import CodeType
 from typing import Any
 
-from nbloader._util.torch_api import INSTALLED
-
 
 def bypassed_method(dataset: Any) -> str:
     """Describe a method of a dataset that is bypassed; "" if there is none.
@@ -44,8 +42,6 @@ def bypassed_method(dataset: Any) -> str:
 
 def _bypassed_inside(dataset: Any, many: type | None) -> str:
     """Describe a bypassed method of the dataset inside torch's `Subset`, or inside a subclass of it."""
-    if not INSTALLED:
-        return ""
     from torch.utils.data import Subset
 
     if not isinstance(dataset, Subset):
