@@ -23,6 +23,7 @@ from nbloader._util import rng
 from nbloader._util.import_hooks import when_imported
 from nbloader.transport.bootstrap import WorkerStart
 from nbloader.transport.dataset_payload import Files, is_prepared, load_shared
+from nbloader.workers.fetcher import is_async
 from nbloader.workers.reachable import Snapshot, holds_generator
 from nbloader.workers.worker_info import (
     ProcessContext,
@@ -238,7 +239,10 @@ class Iterations:
         """Set the results of `get_worker_info()` (nbloader's and torch's), seed, and call `worker_init_fn`."""
         start = self._start
         seed = base_seed + start.worker
-        info = WorkerInfo(start.worker, start.num_workers, seed, parts.dataset)
+        concurrent = start.streaming is None and is_async(parts.dataset)
+        info = WorkerInfo(
+            start.worker, start.num_workers, seed, parts.dataset, rng.TaskGenerators() if concurrent else None
+        )
         ProcessContext().set_worker_info(info)
         rng.seed_everything(seed)
         seeded = False
