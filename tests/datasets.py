@@ -37,10 +37,21 @@ class Images(light.Images):
 
 
 class Augmented(Numbers):
-    """Draws from every global generator that is seeded."""
+    """Draws from every generator that is seeded: those of a worker thread, elsewhere the global ones."""
 
     def __getitem__(self, i):
-        return i, random.random(), np.random.rand(), torch.rand(2), np.random.randint(1000)
+        info = get_worker_info()
+        own = None if info is None else info.rng
+        if own is None:
+            return i, random.random(), np.random.rand(), torch.rand(2), np.random.randint(1000)
+        numpy = own.numpy_generator
+        return (
+            i,
+            own.random_generator.random(),
+            numpy.random(),
+            torch.rand(2, generator=own.torch_generator),
+            int(numpy.integers(1000)),
+        )
 
 
 class Structured(Numbers):

@@ -32,7 +32,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 from datasets import at_work
 
-from nbloader import DataLoader
+from nbloader import DataLoader, get_worker_info
 
 MAX_KILLS = 2
 """Kills per epoch. A batch is given up after three, which is right, but no case for a comparison."""
@@ -56,9 +56,12 @@ class Samples:
             time.sleep(self.delay * random.random())
         if i in self.bad:
             raise OSError(f"sample {i} is unreadable")
+        info = get_worker_info()
+        own = None if info is None else info.rng
+        draw = random if own is None else own.random_generator
         return {
             "index": i,
-            "noise": (random.random(), float(np.random.rand()), float(torch.rand(()))),
+            "noise": (draw.random(), float(torch.rand((), generator=None if own is None else own.torch_generator))),
             "values": np.full(self.width, i, np.float32),
             "name": f"sample {i}",
         }

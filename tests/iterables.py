@@ -8,7 +8,6 @@ import random
 import signal
 import time
 
-import numpy as np
 import torch
 from torch.utils.data import IterableDataset
 
@@ -59,15 +58,18 @@ class Uneven(IterableDataset):
 
 
 class Plain:
-    """No subclass of torch's, without `__getitem__`; draws from all generators that are seeded."""
+    """No subclass of torch's, without `__getitem__`; draws from generators of its worker thread, or global ones."""
 
     def __init__(self, n):
         self.n = n
 
     def __iter__(self):
         shard, shards = my_shard()
+        info = get_worker_info()
+        own = None if info is None else info.rng
+        draw, generator = (random, None) if own is None else (own.random_generator, own.torch_generator)
         for i in range(shard, self.n, shards):
-            yield i, random.random(), np.random.rand(), torch.rand(2)
+            yield i, draw.random(), torch.rand(2, generator=generator)
 
 
 class Configured(IterableDataset):
@@ -81,7 +83,7 @@ class Configured(IterableDataset):
 
 
 def configure(worker_id):
-    info = torch.utils.data.get_worker_info()
+    info = get_worker_info()
     assert info.id == worker_id
     dataset = info.dataset
     each = -(-(dataset.end - dataset.start) // info.num_workers)

@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from datasets import alive, all_pids, flat, pids, run_script, wait_for
+from datasets import alive, all_pids, flat, pids, wait_for
 from same import assert_same
 from test_docs import ROOT, code
 from torch.utils.data import ConcatDataset, Subset
@@ -333,9 +333,12 @@ def test_the_generators_of_the_notebook_are_not_touched():
 
 
 def test_a_collate_function_draws_by_the_seed_of_its_batch():
+    def draw(_samples):
+        return nbloader.get_worker_info().rng.numpy_generator.random()
+
     def epoch(concurrency):
         torch.manual_seed(5)
-        with threaded(Augmented(24, 3), 4, concurrency=concurrency, collate_fn=lambda _: np.random.rand()) as loader:
+        with threaded(Augmented(24, 3), 4, concurrency=concurrency, collate_fn=draw) as loader:
             return list(loader)
 
     assert epoch(1) == epoch(24)
@@ -651,34 +654,3 @@ def test_info_of_the_worker_is_available_to_samples():
 
     with threaded(Info(6), batch_size=3) as loader:
         assert flat(loader) == [0] * 6
-
-
-def test_torch_may_be_imported_by_a_sample_on_another_thread(tmp_path):
-    """The mode in which torch's functions draw by sample belongs to the thread of the event loop."""
-    done = run_script(
-        """
-        import asyncio, importlib, sys
-        from nbloader._util.rng import seed_task
-        from nbloader.workers.thread_rng import TaskContext
-
-        def modes():
-            return len(importlib.import_module("torch.overrides")._get_current_function_mode_stack())
-
-        def drawn():
-            seed_task(7, 1)
-            return sys.modules["torch"].rand(3).tolist()
-
-        async def main():
-            context.attach(asyncio.get_running_loop())
-            assert "torch" not in sys.modules
-            print(await asyncio.to_thread(modes), modes())
-            context.draw_by_task()
-            print(drawn() == drawn())
-
-        with TaskContext(threaded=False) as context:
-            asyncio.run(main())
-        print(modes())
-        """,
-        tmp_path,
-    )
-    assert (done.stdout.split(), done.stderr) == (["0", "1", "True", "0"], "")

@@ -6,6 +6,7 @@ import errno
 import gc
 import os
 import pickle
+import random
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,7 +19,7 @@ from same import assert_same
 from stand_in import StandIn
 from torch.utils import data as theirs
 
-from nbloader import DataLoader
+from nbloader import DataLoader, get_worker_info
 from nbloader import events as ev
 from nbloader.batch.chunk_arena import (
     ARENA_FROM,
@@ -528,7 +529,10 @@ class Random(Numbers):
     """Samples that depend on the seed."""
 
     def __getitem__(self, i):
-        return torch.rand(40_000), np.random.rand(), i
+        info = get_worker_info()
+        own = None if info is None else info.rng
+        draw, generator = (random, None) if own is None else (own.random_generator, own.torch_generator)
+        return torch.rand(40_000, generator=generator), draw.random(), i
 
 
 def test_all_kinds_of_workers_produce_the_same_batches():

@@ -19,7 +19,7 @@ import pytest
 import waits
 from torch.utils.data import Subset
 
-from nbloader import DataLoader
+from nbloader import DataLoader, get_worker_info
 from nbloader.errors import NbloaderError
 from nbloader.explorer import static, widget
 from nbloader.explorer.reader import ReadSample, SampleReader
@@ -220,11 +220,17 @@ def test_a_defect_of_the_explorer_ends_a_scan_with_its_error_and_the_next_scan_w
     explorer.close()
 
 
+def generator():
+    """The generator of `random` in a worker thread, elsewhere the global one."""
+    info = get_worker_info()
+    return random if info is None or info.rng is None else info.rng.random_generator
+
+
 class Drawing(Numbers):
-    """Samples draw a number; one raises after it has drawn."""
+    """Samples draw a number, in a worker thread from its generator; one raises after it has drawn."""
 
     def __getitem__(self, index):
-        drawn = random.random()
+        drawn = generator().random()
         if index == 2:
             raise ValueError("no")
         return {"n": index, "drawn": drawn}
@@ -349,7 +355,7 @@ def test_a_sample_in_the_debugger_has_the_numbers_of_the_explorer(sent, monkeypa
         monkeypatch.setattr(sys, "stdin", io.StringIO("n\np drawn\nc\n"))
         explorer.debug(3, draw)
         said = capsys.readouterr().out
-        assert "drawn = random.random()" in said
+        assert "drawn = generator().random()" in said
         assert repr(seen[draw]) in said
     monkeypatch.setattr(sys, "stdin", io.StringIO("p drawn\nq\n"))
     explorer.debug(2, post_mortem=True)
@@ -456,7 +462,7 @@ class Planted:
         if index == 5:
             raise OSError(2, "truncated", "/data/5.jpg")
         picture = np.random.default_rng(index // 2 if index == 9 else index).integers(0, 200, (12, 16, 3))
-        picture = picture + random.randrange(50)  # samples 4 and 9 are equal but for this
+        picture = picture + generator().randrange(50)  # samples 4 and 9 are equal but for this
         image = (picture if index != 7 else np.zeros_like(picture)).astype(np.uint8)
         return {
             "image": image[..., 0] if index == 11 else image,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import random
 import sys
 import threading
 import time
@@ -11,7 +10,7 @@ import time
 import numpy as np
 import pytest
 
-from nbloader import DataLoader
+from nbloader import DataLoader, get_worker_info
 from nbloader._util import rng
 
 pytestmark = pytest.mark.skipif(
@@ -56,7 +55,8 @@ class Drawn:
         return 1200
 
     def __getitem__(self, i):
-        return i, random.random(), np.random.rand(), {"name": str(i), "row": np.full(3, i)}
+        own = get_worker_info().rng
+        return i, own.random_generator.random(), own.numpy_generator.random(), {"name": str(i), "row": np.full(3, i)}
 
 
 @pytest.mark.parametrize("options", [{"shuffle": True}, {"chunk_size": 2}], ids=str)

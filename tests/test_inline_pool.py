@@ -234,7 +234,7 @@ def test_batches_are_seeded_if_code_of_the_user_runs_and_never_change_the_notebo
 
     np.random.seed(1)  # no normal number is left over from a pair
     alone = epoch()
-    assert_same(epoch(num_workers=2, workers="thread"), alone)
+    assert_same(epoch(num_workers=2), alone)
     random.seed(9)
     np.random.seed(9)
     assert_same(epoch(), alone)

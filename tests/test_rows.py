@@ -12,7 +12,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from same import assert_same
-from torch.overrides import TorchFunctionMode
 from torch.utils.data import (
     BatchSampler,
     RandomSampler,
@@ -33,7 +32,6 @@ from nbloader.batch.stack import HUGE, collate_to_tensors
 from nbloader.sampling.index_arrays import IndexArray, array_batches
 from nbloader.sampling.permutation import Permutation
 from nbloader.sampling.samplers import LargeRandomSampler
-from nbloader.workers import thread_rng
 
 LENGTH = 12
 DTYPES = ("float32", "float64", "int64", "uint8", "bool", "float16", "complex64")
@@ -239,25 +237,6 @@ class Columns:
 
     def __getitems__(self, indices):
         raise AssertionError("the columns are read at once")
-
-
-def test_worker_threads_gather_without_the_mode_for_random_numbers(monkeypatch):
-    calls = []
-
-    class Counting(TorchFunctionMode):
-        def __torch_function__(self, func, _types, args=(), kwargs=None):
-            calls.append(func)
-            return func(*args, **(kwargs or {}))
-
-    monkeypatch.setattr(thread_rng, "_torch_mode", Counting)
-    with DataLoader(TensorDataset(torch.arange(12)), 4, num_workers=1, workers="thread") as loader:
-        list(loader)
-        assert not calls
-    with DataLoader(
-        [torch.arange(3)], num_workers=1, workers="thread", collate_fn=lambda batch: batch[0] + 1
-    ) as loader:
-        list(loader)
-        assert calls
 
 
 @pytest.mark.parametrize("kind", ["numpy", "torch"])

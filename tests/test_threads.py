@@ -10,14 +10,11 @@ import select
 import threading
 import time
 import traceback
-from random import choice, shuffle
 
-import cloudpickle
 import numpy as np
 import pytest
 import torch
 from datasets import (
-    Augmented,
     Images,
     Numbers,
     Raises,
@@ -33,7 +30,6 @@ from test_loader import events, squares
 from nbloader import DataLoader, LoaderTimeoutError, WorkerDiedError, get_worker_info
 from nbloader import events as ev
 from nbloader.workers.message_queue import MessageQueue
-from nbloader.workers.thread_rng import RoutedFunction
 
 
 def threaded(dataset, *args, num_workers=2, **kwargs):
@@ -176,37 +172,27 @@ def test_two_concurrent_iterators_and_one_left_early_yield_their_own_batches():
 # ---- random numbers
 
 
+def of_worker():
+    """The generators that a sample draws from: those of its worker if there are some, else the global ones."""
+    info = get_worker_info()
+    return None if info is None else info.rng
+
+
 class Interleaved(Numbers):
-    """Draws in every way that is supported, and yields to the other threads between any two draws."""
+    """Draws from the generators of its worker, and yields to the other threads between any two draws."""
 
     def __getitem__(self, i):
-        drawn = []
-        for draw in self.ways():
-            drawn.append(draw())
-            time.sleep(0)
-        return i, *map(float, drawn)
-
-    @staticmethod
-    def ways():
-        items, zeros = list(range(100)), torch.zeros(3, 2)
-        yield from (random.random, lambda: random.randint(0, 10**6), random.gauss, lambda: random.uniform(2, 3))
-        yield from (lambda: choice(items), lambda: shuffle(items) or items[0])  # imported before the threads started
-        yield from (lambda: random.sample(items, 3)[1], lambda: random.getrandbits(50), lambda: random.randbytes(1)[0])
-        yield from (np.random.rand, lambda: np.random.randint(1000), np.random.normal, lambda: np.random.choice(9))
-        yield from (lambda: torch.rand(()), lambda: torch.randn(2)[1], lambda: torch.randint(0, 10**6, ()))
-        yield from (lambda: torch.randperm(50)[0], torch.empty(()).uniform_, torch.zeros(()).normal_)
-        yield from (lambda: torch.rand_like(zeros.T)[1, 1], lambda: torch.randn_like(zeros)[1, 0])
-        yield from (lambda: torch.randint_like(zeros, 99)[0, 0], lambda: torch.randint_like(zeros, 5, 99)[0, 0])
-        yield from (lambda: torch.bernoulli(torch.tensor(0.5)), lambda: torch.multinomial(torch.ones(99), 1))
-        yield from (lambda: torch.normal(0.0, 1.0, (1,)), lambda: torch.distributions.Beta(2.0, 3.0).sample())
-        yield from (torch.initial_seed, lambda: torch.nn.init.uniform_(torch.empty(1)))
-        yield lambda: torch.manual_seed(int(torch.randint(9, ()))) and torch.rand(())
-        yield lambda: np.random.seed(np.random.randint(9)) or np.random.rand()
-        yield lambda: random.seed(random.randint(0, 9)) or random.random()
-        yield lambda: torch.set_rng_state(torch.get_rng_state()) or torch.rand(())
+        own = of_worker()
+        draw = random if own is None else own.random_generator
+        generator = None if own is None else own.torch_generator
+        drawn = [draw.random(), draw.gauss(0, 1)]
+        time.sleep(0)
+        drawn.append(torch.rand((), generator=generator).item())
+        time.sleep(0)
+        return i, *drawn, draw.randint(0, 10**6), torch.randperm(50, generator=generator)[0].item()
 
 
-def test_random_numbers_are_the_same_in_threads_in_processes_and_inline():
+def test_numbers_of_the_workers_generators_are_the_same_in_threads_in_processes_and_inline():
     epochs = {}
     for kind, workers in (("process", 0), ("process", 2), ("thread", 1), ("thread", 5)):
         torch.manual_seed(5)
@@ -217,140 +203,93 @@ def test_random_numbers_are_the_same_in_threads_in_processes_and_inline():
         assert epoch == first, key
 
 
-def test_other_threads_keep_using_the_global_generators():
-    def draw():
-        return random.random(), choice(range(10**6)), np.random.rand(), torch.rand(()).item(), random.gauss(0, 1)
-
-    def seed():
-        random.seed(1)
-        np.random.seed(2)
-        torch.manual_seed(3)
-
-    seed()
-    torch.empty((), dtype=torch.int64).random_()  # the epoch's seed
-    alone = [draw() for _ in range(13)]
-    names = {
-        (m, n): getattr(m, n) for m in (random, np.random, torch) for n in ("rand", "random", "seed") if hasattr(m, n)
-    }
-    with threaded(Augmented(40), 4, num_workers=3) as loader:
-        seed()
-        beside = []
-        for _batch in loader:
-            assert random.random is not names[random, "random"]
-            beside.append(draw())
-        beside += [draw() for _ in range(3)]
-    assert beside == alone
-    wait_for(lambda: not worker_threads())
-    assert all(getattr(m, n) is function for (m, n), function in names.items())
-    assert type(random.choice.__self__) is random.Random
-
-
-def test_routed_functions_are_pickled_by_reference():
-    with threaded(Slow(20), 2) as loader:
-        epoch = iter(loader)
-        next(epoch)
-        for function, module in ((np.random.rand, "numpy.random"), (random.random, "random"), (torch.seed, "torch")):
-            assert isinstance(function, RoutedFunction)
-            assert cloudpickle.loads(cloudpickle.dumps(function)) is function, module
-
-
-def everything_patched():
-    """The current value of everything that worker threads replace, and of much that they do not."""
-    worker = torch.utils.data._utils.worker
-    modules = (random, np.random, torch.random, torch, torch.utils.data, worker)
-    values = {(module.__name__, name): value for module in modules for name, value in vars(module).items()}
-    values["instance"] = {**vars(random._inst), "gauss_next": None}
-    values["class"] = type(random._inst)
-    values["code"] = worker.get_worker_info.__code__
-    values["collate"] = dict(torch.utils.data._utils.collate.default_collate_fn_map)
-    return values
-
-
-def test_patches_are_applied_only_while_worker_threads_exist():
-    before = everything_patched()
-    with threaded(Slow(20), 2) as first, threaded(Slow(20), 2) as second:
-        next(iter(first))
-        during = everything_patched()
-        assert {str(key) for key in before if during[key] is not before[key] and during[key] != before[key]} >= {
-            "('random', 'random')", "('numpy.random', 'rand')", "('torch', 'manual_seed')", "instance", "code",
-            "collate",
-        }  # fmt: skip
-        assert during["class"] is before["class"]
-        assert during["torch.random", "default_generator"] is before["torch.random", "default_generator"]
-        next(iter(second))
-        first.close()
-        assert random.random is during["random", "random"]
-        second.close()
-        wait_for(lambda: not worker_threads())
-    assert everything_patched() == before
-
-
-def test_what_other_code_replaces_meanwhile_is_not_restored(monkeypatch):
-    monkeypatch.setattr(random, "gauss", random.gauss)  # restored after the test
-    with threaded(Slow(20), 2) as loader:
-        next(iter(loader))
-        random.gauss = replacement = lambda *_: 0.0
-    wait_for(lambda: not worker_threads())
-    assert random.gauss is replacement
-    assert everything_patched()["random", "random"] is random.random
-
-
-def test_patches_can_be_turned_off(monkeypatch):
-    class Asks(Numbers):
+def test_numpys_generator_of_a_worker_is_seeded_for_each_batch_and_stays_the_same_object():
+    class Draws(Numbers):
         def __getitem__(self, i):
-            return get_worker_info().id, torch.utils.data.get_worker_info() is None, torch.rand(())
-
-    monkeypatch.setenv("NBLOADER_THREAD_PATCHES", "0")
-    before = everything_patched()
-    drawn = []
-    for _ in range(2):
-        torch.manual_seed(5)
-        with threaded(Asks(40), 4) as loader:
-            epoch = iter(loader)
-            batches = [next(epoch)]
-            assert everything_patched() == before
-            batches += epoch
-        ids, without_torch, numbers = map(torch.cat, zip(*batches, strict=True))
-        assert set(ids.tolist()) <= {0, 1}
-        assert without_torch.all()
-        drawn.append(numbers.tolist())
-    assert drawn[0] == drawn[1], "torch's functions need no patch"
-
-
-def test_a_loader_inside_a_worker_thread_uses_the_generators_of_the_thread():
-    class Nested(Numbers):
-        def __getitem__(self, i):
-            with DataLoader(Augmented(4), 2, generator=torch.Generator().manual_seed(i)) as inner:
-                drawn = [float(x) for batch in inner for column in batch[1:3] for x in column]
-            return *drawn, torch.rand(()).item(), random.random()
+            time.sleep(0.001)
+            generator = get_worker_info().rng.numpy_generator
+            return i, generator.random(), id(generator), threading.get_ident()
 
     epochs = []
-    for workers in (0, 3):
+    for workers in (1, 3):
+        torch.manual_seed(5)
+        with threaded(Draws(40), 2, num_workers=workers) as loader:
+            epochs.append([[x.tolist() for x in batch] for batch in loader])
+        pairs = {pair for batch in epochs[-1] for pair in zip(batch[2], batch[3], strict=True)}
+        assert len(pairs) == len({thread for _generator, thread in pairs})
+    assert [batch[:2] for batch in epochs[0]] == [batch[:2] for batch in epochs[1]]
+    assert len({x for batch in epochs[0] for x in batch[1]}) == 40
+
+
+def test_worker_threads_change_nothing_of_random_numpy_and_torch():
+    def everything():
+        worker = torch.utils.data._utils.worker
+        modules = (random, np.random, torch.random, torch, torch.utils.data, worker)
+        values = {(module.__name__, name): value for module in modules for name, value in vars(module).items()}
+        states = random.getstate(), repr(np.random.get_state()), torch.get_rng_state().tolist()
+        collate = dict(torch.utils.data._utils.collate.default_collate_fn_map)
+        return values, states, collate, worker.get_worker_info.__code__
+
+    with threaded(Slow(20), 2, collate_fn=lambda samples: get_worker_info().rng.random_generator.random()) as loader:
+        epoch = iter(loader)
+        next(epoch)
+        before = everything()
+        list(epoch)
+        assert everything() == before
+
+
+def test_a_loader_inside_a_worker_thread_leaves_the_generators_of_the_thread_as_they_are():
+    class Nested(Numbers):
+        def __getitem__(self, i):
+            before = get_worker_info().rng.random_generator.random()
+            with DataLoader(Interleaved(4), 2, generator=torch.Generator().manual_seed(i)) as inner:
+                drawn = [float(x) for batch in inner for column in batch[1:3] for x in column]
+            return before, *drawn, get_worker_info().rng.random_generator.random()
+
+    epochs = []
+    for workers in (1, 3):
         torch.manual_seed(2)
         with threaded(Nested(12), 2, num_workers=workers) as loader:
             epochs.append([[x.tolist() for x in batch] for batch in loader])
     assert epochs[0] == epochs[1]
 
 
-def test_both_functions_get_worker_info_work():
+def test_get_worker_info_works_in_threads_and_torchs_function_returns_none():
     class Asks(Numbers):
         def __getitem__(self, i):
             time.sleep(0.002)
-            ours, theirs = get_worker_info(), torch.utils.data.get_worker_info()
-            assert ours.dataset is theirs.dataset is self
-            return ours.id, theirs.id, ours.num_workers, ours.seed - ours.id, threading.get_ident()
+            info = get_worker_info()
+            assert info.dataset is self
+            assert torch.utils.data.get_worker_info() is None
+            return info.id, info.num_workers, info.seed - info.id, threading.get_ident()
 
     with threaded(Asks(40), 2, num_workers=3, dispatch="round_robin") as loader:  # each worker gets some
         batches = list(loader)
-        assert torch.utils.data.get_worker_info() is None
         assert get_worker_info() is None
-    ids, their_ids, workers, seeds, threads = map(torch.cat, zip(*batches, strict=True))
-    assert ids.tolist() == their_ids.tolist()
+    ids, workers, seeds, threads = map(torch.cat, zip(*batches, strict=True))
     assert set(ids.tolist()) == {0, 1, 2}
     assert set(workers.tolist()) == {3}
     assert len(set(seeds.tolist())) == 1
     assert len(set(zip(ids.tolist(), threads.tolist(), strict=True))) == 3
     assert threading.get_ident() not in threads.tolist()
+
+
+class AsksTorch(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        info = torch.utils.data.get_worker_info()
+        return iter(range(8) if info is None else range(info.id, 8, info.num_workers))
+
+
+def test_a_stream_that_cannot_know_its_shard_in_threads_causes_a_warning():
+    with (
+        threaded(AsksTorch(), 2) as loader,
+        pytest.raises(UserWarning, match=r"AsksTorch\) has not called nbloader.get_worker_info\(\)"),
+    ):
+        list(loader)
+    with DataLoader(AsksTorch(), 2, num_workers=2) as loader:
+        assert sorted(flat(loader)) == list(range(8))
+    with threaded(AsksTorch(), 2, num_workers=1) as loader:
+        assert flat(loader) == list(range(8))
 
 
 # ---- errors

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 from pathlib import Path
 
-import numpy as np
+import nbloader
 
 POLL = 0.002
 """Seconds between two looks at a file that another process makes."""
@@ -117,15 +116,16 @@ class Augmented(Waits):
         self.disorder = disorder
 
     async def __getitem__(self, i):
-        before = random.random()
+        own = nbloader.get_worker_info().rng
+        before = own.random_generator.random()
         for _ in range(i * self.disorder % 7):
             await asyncio.sleep(0)
         between = await asyncio.gather(self.draw())
         await asyncio.sleep(0)
-        return i, before, between[0], np.random.rand(), np.random.randint(1000)
+        return i, before, between[0], own.numpy_generator.random(), own.numpy_generator.integers(1000)
 
     async def draw(self):
-        return random.gauss(0, 1)
+        return nbloader.get_worker_info().rng.random_generator.gauss(0, 1)
 
 
 class WithTorch(Augmented):
@@ -135,7 +135,8 @@ class WithTorch(Augmented):
         drawn = await super().__getitem__(i)
         import torch
 
-        return *drawn, torch.rand(2), torch.randn(1)
+        generator = nbloader.get_worker_info().rng.torch_generator
+        return *drawn, torch.rand(2, generator=generator), torch.randn(1, generator=generator)
 
 
 class Gated(Waits):

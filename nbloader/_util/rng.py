@@ -6,11 +6,14 @@ import contextvars
 import random
 import sys
 import threading
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from nbloader._util.import_hooks import when_imported
+
+if TYPE_CHECKING:
+    import torch
 
 State = dict[str, Any]
 
@@ -50,59 +53,84 @@ def mix_range(start: int, stop: int, *, after: int) -> list[int]:
     return mixed
 
 
-class ThreadGenerators:
-    """Random generators that one thread uses in place of the global ones."""
+class WorkerGenerators:
+    """Random generators of a worker thread. The names of the attributes are those of `get_worker_info().rng` in torch.
 
-    __slots__ = ("numpy", "random", "seed", "torch")
+    With one seed, `random_generator` and `torch_generator` draw the same numbers as the global generators of `random`
+    and torch in a worker process.
+    """
 
     def __init__(self) -> None:
-        torch = sys.modules.get("torch")
-        self.random = random.Random()  # noqa: S311 - augmentation, not cryptography
-        self.numpy = np.random.RandomState(0)
-        self.torch: Any = None if torch is None else torch.Generator()
-        """None if torch is not imported."""
-        self.seed = 0
-        """The last seed that was passed to `seed_everything`."""
+        self.random_generator = random.Random()  # noqa: S311 - augmentation, not cryptography
+        self._numpy: np.random.Generator | None = None
+        self._torch: Any = None
+        self._seed = 0
+
+    @property
+    def numpy_generator(self) -> np.random.Generator:
+        """A `numpy.random.Generator`, created when it is first used: importing `numpy.random` takes time."""
+        if self._numpy is None:
+            self._numpy = np.random.Generator(np.random.PCG64(self._seed))
+        return self._numpy
+
+    @property
+    def torch_generator(self) -> torch.Generator:
+        """A `torch.Generator`, created when it is first used: importing torch takes time."""
+        if self._torch is None:
+            import torch
+
+            self._torch = torch.Generator().manual_seed(self._seed & 0x7FFFFFFFFFFFFFFF)
+        return self._torch  # type: ignore[no-any-return]
 
     def seed_all(self, seed: int) -> None:
-        """Seed these generators as `seed_everything` seeds the global ones, so that both draw the same numbers."""
-        self.seed = seed
-        self.random.seed(seed)
-        self.numpy.seed(seed & 0xFFFFFFFF)
-        if self.torch is not None:
-            self.torch.manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
+        """Seed all generators. They stay the same objects."""
+        self._seed = seed
+        self.random_generator.seed(seed)
+        if self._numpy is not None:
+            self._numpy.bit_generator.state = np.random.PCG64(seed).state
+        if self._torch is not None:
+            self._torch.manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
 
-    def torch_manual_seed(self, seed: Any) -> Any:
-        """Same as `torch.manual_seed`, for this thread's generator."""
-        return self.torch.manual_seed(int(seed))
+    def state(self) -> tuple[Any, ...]:
+        """Return the state of all generators."""
+        numpy_state = None if self._numpy is None else self._numpy.bit_generator.state
+        torch_state = None if self._torch is None else self._torch.get_state()
+        return self._seed, self.random_generator.getstate(), numpy_state, torch_state
 
-    def torch_set_rng_state(self, new_state: Any) -> None:
-        """Same as `torch.set_rng_state`, for this thread's generator."""
-        self.torch.set_state(new_state)
+    def set_state(self, state: tuple[Any, ...]) -> None:
+        """Restore what `state` returned."""
+        self._seed, python_state, numpy_state, torch_state = state
+        self.random_generator.setstate(python_state)
+        if self._numpy is not None:
+            self._numpy.bit_generator.state = numpy_state or np.random.PCG64(self._seed).state
+        if self._torch is not None:
+            if torch_state is None:
+                self._torch.manual_seed(self._seed & 0x7FFFFFFFFFFFFFFF)
+            else:
+                self._torch.set_state(torch_state)
 
 
 class TaskSeed:
-    """The random seed of an asyncio task, and its generators, which are created when it first draws a number.
+    """The random seed of an asyncio task, and its generators, which are created when they are first used.
 
     Args:
-        numbers: Combined by `mix` into the seed when the task first draws a number; a single one is the seed itself.
+        numbers: Combined by `mix` into the seed; a single one is the seed itself.
     """
 
     __slots__ = ("generators", "numbers")
 
     def __init__(self, numbers: tuple[int, ...]) -> None:
         self.numbers = numbers
-        self.generators: ThreadGenerators | None = None
+        self.generators: WorkerGenerators | None = None
 
 
 _task_seed: contextvars.ContextVar[TaskSeed | None] = contextvars.ContextVar("nbloader_task_seed", default=None)
 
 
 def seed_task(*numbers: int) -> None:
-    """Seed the random numbers of this asyncio task, and of the tasks created in its context afterwards.
+    """Seed the `TaskGenerators` of this asyncio task, and of the tasks created in its context afterwards.
 
-    This takes effect only on threads whose generators are `TaskGenerators`. Nothing is computed before the first number
-    is drawn.
+    Nothing is computed before they are used.
 
     Args:
         numbers: See `TaskSeed`.
@@ -111,85 +139,76 @@ def seed_task(*numbers: int) -> None:
 
 
 class TaskGenerators:
-    """Random generators of an event loop's thread; each asyncio task draws from its own generators (`seed_task`)."""
+    """Random generators of an event loop: each asyncio task has its own (`seed_task`). See `Generators`."""
 
     def __init__(self) -> None:
-        self._outside: ThreadGenerators | None = None
+        self._outside = WorkerGenerators()
 
-    def _of_task(self) -> ThreadGenerators:
+    def _of_task(self) -> WorkerGenerators:
         task = _task_seed.get()
         if task is None:  # not part of a sample
-            if self._outside is None:
-                self._outside = ThreadGenerators()
             return self._outside
         if task.generators is None:
-            task.generators = ThreadGenerators()
+            task.generators = WorkerGenerators()
             task.generators.seed_all(mix(*task.numbers) if len(task.numbers) > 1 else task.numbers[0])
         return task.generators
 
     @property
-    def random(self) -> Any:
-        """See `ThreadGenerators`."""
-        return self._of_task().random
+    def random_generator(self) -> random.Random:
+        """See `Generators`."""
+        return self._of_task().random_generator
 
     @property
-    def numpy(self) -> Any:
-        """See `ThreadGenerators`."""
-        return self._of_task().numpy
+    def numpy_generator(self) -> np.random.Generator:
+        """See `Generators`."""
+        return self._of_task().numpy_generator
 
     @property
-    def torch(self) -> Any:
-        """See `ThreadGenerators`. The task may have imported torch after it drew other numbers."""
-        generators, torch = self._of_task(), sys.modules.get("torch")
-        if generators.torch is None and torch is not None:
-            generators.torch = torch.Generator()
-            generators.torch.manual_seed(generators.seed & 0x7FFFFFFFFFFFFFFF)
-        return generators.torch
-
-    @property
-    def seed(self) -> int:
-        """See `ThreadGenerators`."""
-        return self._of_task().seed
+    def torch_generator(self) -> torch.Generator:
+        """See `Generators`."""
+        return self._of_task().torch_generator
 
     def seed_all(self, seed: int) -> None:
-        """See `ThreadGenerators`."""
+        """See `Generators`."""
         self._of_task().seed_all(seed)
 
-    def torch_manual_seed(self, seed: Any) -> Any:
-        """See `ThreadGenerators`."""
-        return self.torch.manual_seed(int(seed))
+    def state(self) -> tuple[Any, ...]:
+        """See `Generators`."""
+        return self._of_task().state()
 
-    def torch_set_rng_state(self, new_state: Any) -> None:
-        """See `ThreadGenerators`."""
-        self.torch.set_state(new_state)
+    def set_state(self, state: tuple[Any, ...]) -> None:
+        """See `Generators`."""
+        self._of_task().set_state(state)
 
 
 class Generators(Protocol):
-    """Interface of the generators that a thread may use in place of the global ones."""
+    """Random generators of a worker thread, or of a sample of an asynchronous dataset, seeded for each batch."""
 
     @property
-    def random(self) -> Any:
-        """Replaces the global generator of `random`."""
+    def random_generator(self) -> random.Random:
+        """A generator of `random`."""
 
     @property
-    def numpy(self) -> Any:
-        """Replaces NumPy's global generator."""
+    def numpy_generator(self) -> np.random.Generator:
+        """A generator of NumPy."""
 
     @property
-    def torch(self) -> Any:
-        """Replaces torch's global generator."""
-
-    @property
-    def seed(self) -> int:
-        """The last seed that was passed to `seed_everything`."""
+    def torch_generator(self) -> torch.Generator:
+        """A generator of torch."""
 
     def seed_all(self, seed: int) -> None:
-        """Seed these generators as `seed_everything` seeds the global ones."""
+        """Seed all of them."""
+
+    def state(self) -> tuple[Any, ...]:
+        """Return the state of all of them."""
+
+    def set_state(self, state: tuple[Any, ...]) -> None:
+        """Restore what `state` returned."""
 
 
 class _ThreadLocal(threading.local):
     generators: Generators | None = None
-    """None for threads that draw from the global generators."""
+    """The generators of a worker thread; None for other threads, which draw from the global ones."""
 
 
 thread_local = _ThreadLocal()
@@ -203,7 +222,7 @@ _numpy_deferred = False
 def seed_everything(seed: int) -> None:
     """Seed `random`, NumPy's global generator and, if torch is imported, torch's. Takes about 8 us.
 
-    On a thread that has its own generators, seed those instead.
+    On a worker thread, seed its own generators instead.
     """
     global _has_seed, _seed
     own = thread_local.generators
@@ -257,38 +276,35 @@ def seed_torch() -> None:
     """Seed torch, if it is imported, with the seed of the last call of `seed_everything`."""
     generator = _torch_generator()
     if generator is not None:
-        generator.manual_seed(_torch_seed())
+        generator.manual_seed(_seed & 0x7FFFFFFFFFFFFFFF)
 
 
 def was_seeded() -> bool:
-    """Whether other code has seeded a generator of this thread since the last call of `seed_everything`.
+    """Whether other code has seeded a global generator since the last call of `seed_everything`.
 
     A seed that is derived from the seed of that call in a usual way, such as `torch.initial_seed() % 2**32` in torch's
     documentation, does not count: that seed still determines the state. Numbers drawn from `random` or NumPy do count,
     since they change the state as a seed does.
     """
-    own = thread_local.generators
-    seed = _seed if own is None else own.seed
-    derived = (seed, *(seed % modulus for modulus in (2**32, 2**32 - 1, 2**31, 2**31 - 1, 2**63)))
+    derived = (_seed, *(_seed % modulus for modulus in (2**32, 2**32 - 1, 2**31, 2**31 - 1, 2**63)))
     torch_generator = _torch_generator()
     if torch_generator is not None and torch_generator.initial_seed() not in derived:
         return True
-    python_state = (random if own is None else own.random).getstate()
+    python_state = random.getstate()
     if all(python_state != random.Random(value).getstate() for value in derived):  # noqa: S311 - to compare with
         return True
-    if own is None and _numpy_deferred and "numpy.random" not in sys.modules:
+    if _numpy_deferred and "numpy.random" not in sys.modules:
         return False
-    numpy_state = _numpy_state(_numpy_random() if own is None else own.numpy)
+    numpy_state = _numpy_state(_numpy_random())
     return all(numpy_state != _numpy_state(np.random.RandomState(value & 0xFFFFFFFF)) for value in derived)
 
 
 def states() -> list[Any]:
-    """Return the states of this thread's generators, for comparison: `random`, NumPy, torch (None if not imported)."""
-    own = thread_local.generators
+    """Return the states of the global generators, for comparison: `random`, NumPy, torch (None if not imported)."""
     torch_generator = _torch_generator()
     return [
-        (random if own is None else own.random).getstate(),
-        _numpy_state(_numpy_random() if own is None else own.numpy),
+        random.getstate(),
+        _numpy_state(_numpy_random()),
         None if torch_generator is None else torch_generator.get_state().numpy().tobytes(),
     ]
 
@@ -301,23 +317,15 @@ def _numpy_state(generator: Any) -> tuple[Any, ...]:
 
 
 def _torch_generator() -> Any:
-    """Torch's generator for this thread; None if torch is not imported."""
-    own = thread_local.generators
-    if own is not None:
-        return own.torch
+    """Torch's global generator; None if torch is not imported."""
     torch = sys.modules.get("torch")
     return None if torch is None else torch.random.default_generator
 
 
-def _torch_seed() -> int:
-    own = thread_local.generators
-    return (_seed if own is None else own.seed) & 0x7FFFFFFFFFFFFFFF
-
-
 class PreservedRandomState:
-    """Saves the state of this thread's generators. As a context manager, it restores the state on exit."""
+    """Saves the state of the generators that `seed_everything` seeds. As a context manager, it restores it on exit."""
 
-    __slots__ = ("_numpy_generator", "_numpy_state", "_own", "_python_state", "_torch", "_torch_state")
+    __slots__ = ("_numpy_generator", "_numpy_state", "_own", "_own_state", "_python_state", "_torch", "_torch_state")
 
     def __enter__(self) -> PreservedRandomState:
         """Save the state."""
@@ -331,27 +339,32 @@ class PreservedRandomState:
     def save(self) -> None:
         """Save the state."""
         own = self._own = thread_local.generators
+        if own is not None:
+            self._own_state = own.state()
+            return
         self._torch = _torch_generator()
         self._torch_state = None if self._torch is None else self._torch.get_state()
-        self._python_state: Any = (random if own is None else own.random).getstate()
-        self._numpy_generator = None if own is not None else _numpy_random().get_bit_generator()
+        self._python_state = random.getstate()
+        self._numpy_generator = _numpy_random().get_bit_generator()
         self._save_numpy()
 
     def restore(self) -> None:
         """Restore the state."""
-        (random if self._own is None else self._own.random).setstate(self._python_state)
-        numpy_random = _numpy_random()
-        if self._own is None and numpy_random.get_bit_generator() is not self._numpy_generator:
-            numpy_random.set_bit_generator(self._numpy_generator)
+        if self._own is not None:
+            self._own.set_state(self._own_state)
+            return
+        random.setstate(self._python_state)
+        if _numpy_random().get_bit_generator() is not self._numpy_generator:
+            _numpy_random().set_bit_generator(self._numpy_generator)
         self._restore_numpy()
         if self._torch is not None:
             self._torch.set_state(self._torch_state)
 
     def _save_numpy(self) -> None:
-        self._numpy_state: Any = (_numpy_random() if self._own is None else self._own.numpy).get_state(legacy=False)
+        self._numpy_state = np.random.get_state(legacy=False)  # noqa: NPY002 - the global generator
 
     def _restore_numpy(self) -> None:
-        (_numpy_random() if self._own is None else self._own.numpy).set_state(self._numpy_state)
+        np.random.set_state(self._numpy_state)  # noqa: NPY002 - the global generator
 
 
 _lent: Any = None
@@ -379,7 +392,7 @@ class LazyRandomState(PreservedRandomState):
         if not self._saved:
             self.save()
             self._saved = True  # only once the save is complete: an interrupt may come at any moment
-            if not self._copied:
+            if self._own is None and not self._copied:
                 if _lent is None:
                     _lent = np.random.MT19937()
                 _numpy_random().set_bit_generator(_lent)
@@ -392,7 +405,7 @@ class LazyRandomState(PreservedRandomState):
             self._saved = False
 
     def _save_numpy(self) -> None:
-        self._copied = self._own is not None or self._numpy_generator is _lent
+        self._copied = self._numpy_generator is _lent
         if self._copied:
             super()._save_numpy()
 
@@ -421,25 +434,24 @@ def load_generator(generator: Any, state: str) -> None:
 
 
 def dump_globals(*, orders_only: bool) -> State:
-    """Return the state of this thread's generators, usually the global ones of torch, `random` and NumPy.
+    """Return the state of the global generators of torch, `random` and NumPy.
 
     Args:
         orders_only: Whether to return only the state of the generator from which sampling orders are drawn. That is
             torch's if torch is imported, otherwise all of them.
     """
-    own, torch_generator = thread_local.generators, _torch_generator()
+    torch_generator = _torch_generator()
     state: State = {} if torch_generator is None else {"torch": dump_generator(torch_generator)}
     if torch_generator is None or not orders_only:
-        version, words, gauss = (random if own is None else own.random).getstate()
+        version, words, gauss = random.getstate()
         state["random"] = [version, _pack(words), gauss]
-        numpy_state = np.random.get_state() if own is None else own.numpy.get_state()  # noqa: NPY002
-        _name, keys, position, has_gauss, cached = numpy_state
+        _name, keys, position, has_gauss, cached = np.random.get_state()  # noqa: NPY002
         state["numpy"] = [_pack(keys), int(position), int(has_gauss), float(cached)]
     return state
 
 
 def load_globals(state: State | int) -> None:
-    """Restore the state of this thread's generators (usually the global ones), or seed them with an integer.
+    """Restore the state of the global generators, or seed them with an integer.
 
     Raises:
         ValueError: `state` was not made by `dump_globals`.
@@ -447,16 +459,15 @@ def load_globals(state: State | int) -> None:
     if isinstance(state, int):
         seed_everything(state)
         return
-    own, torch_generator = thread_local.generators, _torch_generator()
+    torch_generator = _torch_generator()
     try:
         if torch_generator is not None:
             load_generator(torch_generator, state["torch"])
         if torch_generator is None or "random" in state:
             version, words, gauss = state["random"]
-            (random if own is None else own.random).setstate((version, tuple(_unpack(words).tolist()), gauss))
+            random.setstate((version, tuple(_unpack(words).tolist()), gauss))
             keys, position, has_gauss, cached = state["numpy"]
-            numpy_state = ("MT19937", _unpack(keys), position, has_gauss, cached)
-            (np.random if own is None else own.numpy).set_state(numpy_state)
+            np.random.set_state(("MT19937", _unpack(keys), position, has_gauss, cached))  # noqa: NPY002
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"the state of the random generators cannot be read: {error}") from error
 

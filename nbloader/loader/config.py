@@ -298,10 +298,9 @@ class LoaderConfig(Generic[T_co]):
         "process", _workers, fixed=True,
         doc='"process", or "thread" for threads of this process. With threads nothing is pickled or copied. '
         "Unless Python is free-threaded, only one of them runs Python code at a time: use them for samples that wait "
-        "for I/O or are loaded by native code. Batches are the same as with processes, except for a few random "
-        "functions. For this purpose functions of `random`, `numpy.random` and torch are replaced while worker threads "
-        "exist. `nbloader.workers.thread_rng` lists the replaced functions and the exceptions; "
-        "NBLOADER_THREAD_PATCHES=0 in the environment turns the replacement off. "
+        "for I/O or are loaded by native code. Batches are the same as with processes if random numbers are drawn from "
+        "`nbloader.get_worker_info().rng`. The global generators of `random`, NumPy and torch belong to all threads of "
+        "this process, and what a thread draws from them is not reproducible. "
         '"ray" for processes on the nodes of the Ray cluster to which this process is connected: the same batches in '
         "the same order.",
     )  # fmt: skip

@@ -27,7 +27,6 @@ from nbloader.workers.fetcher import FetchedBatch, MapFetcher, OnError, raise_if
 from nbloader.workers.iterable_fetcher import IterableFetcher
 from nbloader.workers.seeding import Seed, keep_state
 from nbloader.workers.status import WorkerState, WorkerStatus, is_abandoned
-from nbloader.workers.thread_rng import without_mode
 
 if TYPE_CHECKING:
     from nbloader.workers.sample_loop import SampleLoop
@@ -110,8 +109,7 @@ class BatchBuilder:
         from_memory = False
         if self._in_memory and task.parent is None:
             cpu_begin = _cpu_clock() if measured else 0
-            with without_mode():  # the mode would add 1 us to each access to an attribute of a tensor
-                fetched = self._fetcher.from_memory(task.run, task.indices)
+            fetched = self._fetcher.from_memory(task.run, task.indices)
             from_memory = fetched is not None
         if fetched is None:
             seed(task.seed)
@@ -172,8 +170,7 @@ class BatchBuilder:
         arena = None if task.parent is None else task.parent.arena
         if not isinstance(arena, MemoryArena) or self._collate_fn is not None:
             return None
-        with without_mode():
-            return self._writer.write(samples if isinstance(samples, list) else list(samples), task, arena)
+        return self._writer.write(samples if isinstance(samples, list) else list(samples), task, arena)
 
     def _collate(self, samples: Any, seed: Callable[[], object] | None) -> tuple[Any, int]:
         """Collate a batch.
@@ -194,8 +191,7 @@ class BatchBuilder:
         if not self._batched:
             return convert(samples, _as_tensor if self._output == "torch" else np.asarray), 0
         samples = samples if isinstance(samples, list) else list(samples)
-        with without_mode():
-            stacked = self._stack(samples)
+        stacked = self._stack(samples)
         return (collate_object(samples, self._output), 0) if stacked is None else stacked
 
     def _collate_quickly(self, samples: Any) -> tuple[Any, int] | None:
@@ -205,8 +201,7 @@ class BatchBuilder:
         if not selected and (stack is None or type(samples) is not list):
             return None
         try:
-            with without_mode():
-                return samples.to_batch(self._output) if selected or stack is None else stack(samples)
+            return samples.to_batch(self._output) if selected or stack is None else stack(samples)
         except NotPlannedError:
             return None
         except Exception as error:  # samples may differ in any way; planning the batch raises the right error

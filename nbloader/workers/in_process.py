@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -13,10 +12,10 @@ from nbloader._util import rng
 from nbloader._util.rng import PreservedRandomState, mix
 from nbloader.batch.task import ChunkedBatch
 from nbloader.errors import ReplayError
-from nbloader.workers import thread_rng
 from nbloader.workers.fetcher import MapFetcher, OnError, fetch_each, innermost, shallow_copy
 from nbloader.workers.seeding import Seeding
 from nbloader.workers.status import LocalStatus
+from nbloader.workers.thread_context import ThreadContext
 from nbloader.workers.worker_info import ProcessContext, WorkerContext, WorkerInfo, get_worker_info
 
 OWN_GENERATORS = (
@@ -100,21 +99,14 @@ def fetch_samples(
 def private_generators() -> Iterator[WorkerContext]:
     """Context manager in which this thread can seed and use generators without affecting the rest of the process.
 
-    The main thread uses the global generators and restores them afterwards. Another thread may run while a loop on the
-    main thread draws from them: ipykernel handles clicks on separate threads (subshells). Such a thread gets its own
-    generators, as worker threads do (`thread_rng` says what is not covered), unless the patches of `thread_rng` are
-    turned off.
+    The state of the generators is restored afterwards. On a worker thread these are its own generators, otherwise the
+    global ones. If another thread draws from the global ones meanwhile, the numbers of both may differ.
 
     Yields:
         The context of the thread.
     """
-    on_main = threading.current_thread() is threading.main_thread()
-    if on_main or rng.thread_local.generators is not None or not thread_rng.enabled():
-        with PreservedRandomState():
-            yield ProcessContext()
-    else:
-        with thread_rng.ThreadContext(None) as context:
-            yield context
+    with PreservedRandomState():
+        yield ProcessContext()
 
 
 def seeded_collate(collate_fn: Callable[[list[Any]], Any], batch: ChunkedBatch[Any]) -> Callable[[list[Any]], Any]:
@@ -149,7 +141,7 @@ def as_in_worker(
     """Context manager in which the user's code runs as it did, or would, in a worker.
 
     `worker_init_fn` is called for worker 0, and `get_worker_info()` returns the same as in that worker. If there is no
-    `worker_init_fn`, `get_worker_info()` returns None, as in a loader without workers.
+    `worker_init_fn` and workers are processes, `get_worker_info()` returns None, as in a loader without workers.
 
     Args:
         dataset: The dataset. If `worker_init_fn` is called, a shallow copy of the dataset is used, so that the function
@@ -158,7 +150,7 @@ def as_in_worker(
         num_workers: Number of workers.
         base_seed: Base seed of the epoch.
         process: Whether the worker is a process. If so, torch computes with one thread, so that sums are rounded as in
-            the worker.
+            the worker. Otherwise the generators of a worker thread are seeded.
 
     Yields:
         The dataset to use.
@@ -167,18 +159,22 @@ def as_in_worker(
         ReplayError: `worker_init_fn` has seeded a generator.
         Exception: Whatever `worker_init_fn` raises.
     """
-    with private_generators() as context, _one_thread() if process else contextlib.nullcontext():
-        if worker_init_fn is None:
+    threaded = num_workers > 0 and not process
+    generators: contextlib.AbstractContextManager[WorkerContext]
+    generators = ThreadContext(None) if threaded else private_generators()
+    with generators as context, _one_thread() if process else contextlib.nullcontext():
+        if worker_init_fn is None and not threaded:
             yield dataset
             return
-        dataset = shallow_copy(dataset)
+        dataset = shallow_copy(dataset) if worker_init_fn is not None else dataset
         before = get_worker_info()
         context.set_worker_info(WorkerInfo(0, num_workers, base_seed, dataset))
         try:
-            rng.seed_everything(base_seed)
-            worker_init_fn(0)
-            if rng.was_seeded():
-                raise ReplayError(f"worker_init_fn seeds a random generator. {OWN_GENERATORS}")
+            if worker_init_fn is not None:
+                context.seed(base_seed)
+                worker_init_fn(0)
+                if context.was_seeded():
+                    raise ReplayError(f"worker_init_fn seeds a random generator. {OWN_GENERATORS}")
             yield dataset
         finally:
             context.set_worker_info(before)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
 
 from nbloader._util.state_dict import as_json, is_stateful
+from nbloader._util.user_warning import warn
 from nbloader.sampling.shard_plan import IterableOptions, Ticket
 from nbloader.workers.fault_signs import ShardWatch
 from nbloader.workers.fetcher import FetchedBatch, OnError, fetch_each
@@ -149,6 +150,8 @@ class IterableFetcher:
         self._report_state = report_state
         self._seeded = seeded
         self._iterators: dict[tuple[int, int], ShardIterator] = {}  # by run and shard
+        self._name = type(dataset).__name__
+        self._warned = False
 
     def fetch(self, run: int, ticket: Ticket) -> FetchedBatch | None:
         """Fetch the samples of one batch. Return None if the shard has no such batch.
@@ -171,6 +174,14 @@ class IterableFetcher:
                 return None
         iterator.seed(ticket.seed_of(ticket.position))
         batch = iterator.fetch(ticket, self._status, self._options, self._on_error)
+        if ticket.shards > 1 and not self._warned and not self._context.asked_for_info():
+            self._warned = True
+            warn(
+                f"the dataset ({self._name}) has not called nbloader.get_worker_info(): if it does "
+                f"not know its shard by other means, each of the {ticket.shards} worker threads yields all samples. "
+                "torch.utils.data.get_worker_info() returns None in threads: call nbloader's function, which works in "
+                'processes too, or use workers="process"'
+            )
         if batch is None:
             return None
         if self._watch is not None:

@@ -241,7 +241,10 @@ class Iterations:
         """Set the results of `get_worker_info()` (nbloader's and torch's), seed, and call `worker_init_fn`."""
         start = self._start
         seed = base_seed + start.worker
-        info = WorkerInfo(start.worker, start.num_workers, seed, parts.dataset)
+        concurrent = start.streaming is None and is_async(parts.dataset)
+        info = WorkerInfo(
+            start.worker, start.num_workers, seed, parts.dataset, rng.TaskGenerators() if concurrent else None
+        )
         ProcessContext().set_worker_info(info)
         rng.seed_everything(seed)
         seeded = False

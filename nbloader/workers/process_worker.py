@@ -61,7 +61,6 @@ if TYPE_CHECKING:
     from nbloader.workers.fault_signs import DrawWatch
     from nbloader.workers.iterable_fetcher import IterableFetcher
     from nbloader.workers.sample_loop import QueuedBatch, SampleLoop
-    from nbloader.workers.thread_rng import TaskContext
 
 log = logging.getLogger(__name__)
 _clock = time.perf_counter_ns
@@ -538,13 +537,11 @@ class ConcurrentWorkerLoop:
 
     def __init__(self, worker: WorkerLoop, concurrency: int) -> None:
         from nbloader.workers.sample_loop import SampleLoop  # imports asyncio, which other workers do not need
-        from nbloader.workers.thread_rng import TaskContext
 
         self._worker = worker
         self._samples = worker.samples = SampleLoop(
             self, worker._status, concurrency=concurrency, batched=worker._batched, cpu_clock=_cpu_clock
         )
-        self._random: TaskContext = TaskContext(threaded=False)
         self._readable = True
         """Whether the connection may have something to read."""
         self._loop: asyncio.AbstractEventLoop
@@ -554,13 +551,11 @@ class ConcurrentWorkerLoop:
         """See `WorkerLoop`."""
         self._worker._process_cancels()
         stack_probe.show_awaited(self._samples.awaited)
-        with self._random:
-            self._samples.run()
+        self._samples.run()
 
     def attach(self, loop: asyncio.AbstractEventLoop, wake: Callable[[], None]) -> None:
         """See `BatchSource`."""
         self._loop, self._wake = loop, wake
-        self._random.attach(loop)
         loop.add_reader(self._worker._channel.fileno(), self._on_readable)
 
     def detach(self) -> None:
@@ -606,15 +601,14 @@ class ConcurrentWorkerLoop:
     def switch(self, run: int) -> bool:
         """See `BatchSource`."""
         worker = self._worker
-        self._random.draw_together()
+        rng.thread_local.generators = None  # the global generators are seeded, for `worker_init_fn`
         if not worker._switch(run):
             return False
         iterations = worker._iterations
         iteration = iterations.current
         self._samples.use(iteration.parts.dataset, iteration.parts.on_error, iterations.open_datasets())
         worker._map_fetcher = self._samples
-        if not iteration.seeded:
-            self._random.draw_by_task()
+        rng.thread_local.generators = iteration.info.rng
         return True
 
     def produce(self, task: TaskMessage) -> None:

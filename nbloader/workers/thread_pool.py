@@ -50,9 +50,9 @@ from nbloader.workers.messages import (
     WorkerMessage,
 )
 from nbloader.workers.reachable import holds_generator
-from nbloader.workers.seeding import Seeding, keep_state, private
+from nbloader.workers.seeding import Seeding, private
 from nbloader.workers.status import LocalStatus, WorkerAbandonedError, WorkerState
-from nbloader.workers.thread_rng import TaskContext, ThreadContext
+from nbloader.workers.thread_context import ThreadContext
 from nbloader.workers.thread_sampler import ThreadSampler
 from nbloader.workers.worker_info import WorkerInfo
 
@@ -380,9 +380,9 @@ class ThreadWorker:
         code = 0
         try:
             self._setup = self._own_setup()
-            with ThreadContext(self._info(options.seed)) as context:
+            with ThreadContext(self._info(options.seed), by_task=isinstance(handle.tasks, LoopInbox)) as context:
                 if self._initialize(context, options.seed):
-                    self._messages.put(WorkerInitialized(handle.uid, round_robin=self._needs_round_robin(context)))
+                    self._messages.put(WorkerInitialized(handle.uid, round_robin=self._needs_round_robin()))
                     if isinstance(handle.tasks, LoopInbox):
                         self._run_event_loop(context, handle.tasks)
                     else:
@@ -440,10 +440,8 @@ class ThreadWorker:
                 return False
         return True
 
-    def _needs_round_robin(self, context: ThreadContext) -> bool:
+    def _needs_round_robin(self) -> bool:
         """Whether the worker draws from generators that are not seeded for each batch."""
-        if context.was_seeded():
-            return True
         parts = self._setup
         return self._options.iterable is None and (
             holds_generator(*parts, seeded=not self._shares_objects) or (self._shares_objects and bool(Seeding(*parts)))
@@ -455,9 +453,7 @@ class ThreadWorker:
         context.set_worker_info(self._info(base_seed))
         return self._initialize(context, base_seed)
 
-    def _create_builder(
-        self, context: ThreadContext, *, seeded: bool, samples: SampleLoop | None = None
-    ) -> BatchBuilder:
+    def _create_builder(self, context: ThreadContext, samples: SampleLoop | None = None) -> BatchBuilder:
         """Create the batch builder. Iterable datasets are read from shallow copies, each with its own attributes."""
         options, setup, uid = self._options, self._setup, self._handle.uid
         iterable_fetcher = None
@@ -466,7 +462,7 @@ class ThreadWorker:
             iterable_fetcher = IterableFetcher(
                 self._copy_dataset, setup.dataset, shard, options.iterable, self._status, setup.on_error,
                 context=context, report_state=lambda *state: self._messages.put(ShardAdvanced(uid, *state)),
-                seeded=seeded,
+                seeded=False,
             )  # fmt: skip
         return BatchBuilder(
             setup.dataset, setup.collate_fn, self._status, batched=options.batched, output=options.output,
@@ -475,21 +471,19 @@ class ThreadWorker:
 
     def _run_event_loop(self, context: ThreadContext, inbox: LoopInbox) -> None:
         """Produce batches of an asynchronous dataset until the worker is stopped."""
-        with TaskContext(threaded=True) as random:
-            source = ConcurrentThreadWorker(self, context, random, inbox)
-            self._handle.awaited = source.samples.awaited
-            try:
-                source.samples.run()
-            finally:
-                self._handle.awaited = None
+        source = ConcurrentThreadWorker(self, context, inbox)
+        self._handle.awaited = source.samples.awaited
+        try:
+            source.samples.run()
+        finally:
+            self._handle.awaited = None
 
     def _produce_batches(self, context: ThreadContext, tasks: queue.SimpleQueue[Item]) -> None:
         """Produce batches until the worker is stopped."""
         status, uid = self._status, self._handle.uid
-        seeded = context.was_seeded()  # if so, `worker_init_fn` is responsible for the seeds
         seeding = self._seeding()
-        seed = keep_state if seeded else seeding.after(context.seed)
-        builder = self._create_builder(context, seeded=seeded)
+        seed = seeding.after(context.seed)
+        builder = self._create_builder(context)
         fresh = self._options.fresh and builder.iterable_fetcher is None
         run: int | None = None
         while True:
@@ -500,8 +494,8 @@ class ThreadWorker:
                 if run is not None and fresh:
                     if seeding:  # the dataset may have changed since it was copied
                         self._setup = self._own_setup()
-                        builder, seeding = self._create_builder(context, seeded=seeded), self._seeding()
-                        seed = keep_state if seeded else seeding.after(context.seed)
+                        builder, seeding = self._create_builder(context), self._seeding()
+                        seed = seeding.after(context.seed)
                     if not self._begin_iteration(context, task.run):
                         return
                 run = task.run
@@ -539,21 +533,18 @@ class ConcurrentThreadWorker:
 
     Args:
         worker: The worker thread.
-        context: The random generators of the thread.
-        random: The random generators of asyncio tasks.
+        context: The context of the thread.
         inbox: The messages to the thread.
     """
 
-    def __init__(self, worker: ThreadWorker, context: ThreadContext, random: TaskContext, inbox: LoopInbox) -> None:
+    def __init__(self, worker: ThreadWorker, context: ThreadContext, inbox: LoopInbox) -> None:
         from nbloader.workers.sample_loop import SampleLoop  # imports asyncio, which other workers do not need
 
         self._worker = worker
         self._context = context
-        self._random = random
         self._inbox = inbox
         self._handle = worker._handle
         self._run: int | None = None
-        self._seeded = context.was_seeded()  # if so, `worker_init_fn` is responsible for the seeds
         self._tasks: collections.deque[Task] = collections.deque()
         options = worker._options
         self.samples = SampleLoop(
@@ -563,7 +554,7 @@ class ConcurrentThreadWorker:
             batched=options.batched,
             cpu_clock=time.thread_time_ns,
         )
-        self._builder = worker._create_builder(context, seeded=self._seeded, samples=self.samples)
+        self._builder = worker._create_builder(context, self.samples)
 
     def attach(self, loop: asyncio.AbstractEventLoop, wake: Callable[[], None]) -> None:
         """See `BatchSource`."""
@@ -607,14 +598,11 @@ class ConcurrentThreadWorker:
         """See `BatchSource`."""
         worker = self._worker
         before, self._run = self._run, run
-        self._random.draw_together()
         if before is not None and worker._options.fresh:
             worker._setup = worker._own_setup()
             if not worker._begin_iteration(self._context, run):
                 return False
         self.samples.use(worker._setup.dataset, worker._setup.on_error)
-        if not self._seeded:
-            self._random.draw_by_task()
         return True
 
     def produce(self, task: Task) -> None:

@@ -26,6 +26,10 @@ class WorkerInfo:
     """Seed of this worker: the base seed of the loader plus `id`, as in torch."""
     dataset: Any
     """This worker's copy of the dataset; the dataset itself in a worker thread."""
+    rng: rng.Generators | None = None
+    """Random generators that are seeded for each batch: in worker threads, and for each sample of an asynchronous
+    dataset. They have the attributes `random_generator`, `numpy_generator` and `torch_generator`, as in torch. None in
+    other worker processes, where the global generators are seeded for each batch."""
 
     def __getattribute__(self, name: str) -> Any:
         """Return an attribute, and note that the worker's code uses this information."""
@@ -51,10 +55,8 @@ def was_used() -> bool:
 class _ThreadLocal(threading.local):
     worker_info: WorkerInfo | None = None
     """The result of `get_worker_info()`; None outside of worker threads."""
-    torch_worker_info: Any = None
-    """The result of torch's `get_worker_info()`; None outside of worker threads."""
-    stacking = False
-    """Whether torch is stacking tensors on this thread."""
+    asked = False
+    """Whether `get_worker_info()` was called on this worker thread."""
 
 
 thread_local = _ThreadLocal()
@@ -63,8 +65,10 @@ thread_local = _ThreadLocal()
 def get_worker_info() -> WorkerInfo | None:
     """Return information about the current worker; None outside of workers. Like `torch.utils.data.get_worker_info`.
 
-    With an iterable dataset, `id` is the shard to yield and `num_workers` the number of shards.
+    With an iterable dataset, `id` is the shard to yield and `num_workers` the number of shards. Unlike torch's function
+    it also works in worker threads.
     """
+    thread_local.asked = True
     return thread_local.worker_info or _info
 
 
@@ -79,6 +83,9 @@ class WorkerContext(Protocol):
 
     def set_worker_info(self, info: WorkerInfo | None) -> None:
         """Set the result of `get_worker_info()`."""
+
+    def asked_for_info(self) -> bool:
+        """Whether the dataset can know its shard: it has called a function `get_worker_info()` that works here."""
 
 
 class ProcessContext:
@@ -99,6 +106,10 @@ class ProcessContext:
             _info = info
             if "torch.utils.data" in sys.modules:
                 set_torch_worker_info()
+
+    def asked_for_info(self) -> bool:
+        """See `WorkerContext`. In a process torch's function works, too."""
+        return True
 
 
 def set_torch_worker_info() -> None:

@@ -137,7 +137,7 @@ def test_a_nested_dataset_is_that_of_the_worker():
 
 
 def test_a_stream_splits_itself_between_workers():
-    with DataLoader(Stream(8), 2, num_workers=2, workers="thread") as loader:
+    with DataLoader(Stream(8), 2, num_workers=2) as loader:
         assert plain(list(loader)) == [[0, 2], [1, 3], [4, 6], [5, 7]]
 
 
