@@ -86,6 +86,7 @@ def test_no_sentence_contradicts_its_own_numbers(e: Evidence, device: str, first
     assert_consistent(verdict(e), e)
 
 
+@settings(max_examples=300)
 @given(any_evidence)
 def test_production_is_divided_without_rest(e: Evidence):
     for work in split_work(e):

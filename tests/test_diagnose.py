@@ -221,7 +221,7 @@ PAIRS: list[tuple[str, Cause, Cause, dict[str, Any], str]] = [
      "the window of 2 batches was full at 90 % of the deliveries."),
     ("collate that computes next to other programs", Cause.CORES_TAKEN, Cause.COLLATE,
      {"fetch_ms": 10.0, "collate_ms": 85.0, "collate_cpu": 0.4, "cores": 2,
-      "usage": usage(core_wait=0.6, worker_cores=0.4)}, "collating takes 34.0 ms, apart from waiting for a core, of 95.0 ms"),
+      "usage": usage(core_wait=0.6, worker_cores=0.4)}, "collating takes 34.0 ms, apart from waiting for a core, of"),
     ("waiting, and collating beside other programs", Cause.WAIT, Cause.CORES_TAKEN,
      {"fetch_ms": 60.0, "collate_ms": 35.0, "collate_cpu": 0.3, "usage": usage(core_wait=0.3)},
      "workers wait for a core during 32 % of their work"),

@@ -264,7 +264,8 @@ def test_a_planted_line_is_named_first(kind, how):
     assert hot[0].file == light.__file__
     assert hot[0].share > 0.3
     if kind != "thread":  # threads also wait for the interpreter lock
-        assert (hot[0].waiting > hot[0].computing) == (how == "waiting"), hot
+        line = hot[0]  # on a busy machine it may wait for a core most of the time
+        assert (line.waiting - line.queued > line.computing + line.queued) == (how == "waiting"), hot
     assert hot[0].function in {f"Hot.{how}", how, "help_hot", "collate_hot"}
 
 

@@ -299,7 +299,8 @@ def split_work(e: Evidence) -> SplitWork:
     in_proportion = queued_ms * used[0] / sum(used) if sum(used) else queued_ms * times[0] / sum(times)
     fetching = min(free[0], max(in_proportion, queued_ms - free[1]))
     queued = fetching, min(free[1], queued_ms - fetching)
-    shares = [min(1 - ratio, q / ms) if ms else 0.0 for q, ms, ratio in zip(queued, times, ratios, strict=True)]
+    portions = [q / ms if ms else 0.0 for q, ms in zip(queued, times, strict=True)]
+    shares = [max(0.0, min(1 - ratio, portion)) for portion, ratio in zip(portions, ratios, strict=True)]
     return SplitWork(*(Work(r, q, max(0.0, 1 - r - q)) for r, q in zip(ratios, shares, strict=True)))
 
 
