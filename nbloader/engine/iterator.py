@@ -233,7 +233,7 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
             self._give_up(task)
             raise failure
         try:
-            batch = payload.open() if self._transfer is None else self._move(self._transfer, got)
+            batch = payload.deliver() if self._transfer is None else self._move(self._transfer, got)
             if self._names is not None:
                 batch = name_parts(batch, self._names)
         except Exception as error:
