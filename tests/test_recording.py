@@ -257,6 +257,147 @@ def test_a_file_that_would_fill_the_memory_is_refused(path, monkeypatch):
         read(path)
 
 
+BOMBS = {
+    "lines": b'{"x":1}\n' * (1 << 20),
+    "numbers": b'{"x":[' + b"1.5," * (1 << 22) + b"1]}\n",
+    "dicts": b'{"show":[' + b'{"":0},' * (1 << 21) + b"0]}\n",
+    "text": b'{"x":"' + b"a" * (15 << 20) + b'"}\n',
+    "header": b"",
+}
+READ = """
+import resource, sys
+from nbloader import RecordingError
+from nbloader.recording.file import read
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    read(sys.argv[1])
+except RecordingError as error:
+    print(str(error)[:200])
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("bomb", "begins"), [(bomb, True) for bomb in BOMBS] + [("lines", False)])
+def test_a_small_file_takes_little_memory(bomb, begins, tmp_path):
+    """Its content is repeated up to the largest size of a file's content; the memory stays within a bound."""
+    path = tmp_path / "bomb.nbl"
+    header = json.dumps({"recording": codec.encode(HEADER)}).encode() + b"\n" if begins else b'{"x":1}\n'
+    body = BOMBS[bomb] or b"x" * (15 << 20)
+    member = gzip.compress(body, 9)
+    path.write_bytes(gzip.compress(header) + member * ((128 << 20) // len(body)))
+    done = subprocess.run(
+        [sys.executable, "-c", READ, str(path)], capture_output=True, text=True, timeout=TIMEOUT, check=True
+    )
+    *errors, peak = done.stdout.splitlines()
+    assert int(peak) < (700_000 if begins else 40_000), "kB"
+    if not begins:
+        assert "its first line is not a recording header" in errors[0]
+
+
+def test_the_number_of_values_and_the_size_of_a_part_are_bounded(path, monkeypatch):
+    write(path, [message(0, "full", summary=[{}] * 5000)])
+    read(path)
+    monkeypatch.setattr("nbloader.recording.file.LARGEST_VALUES", 5000)
+    with pytest.raises(RecordingError, match="more than 5,000 values, which would take too much memory"):
+        read(path)
+    monkeypatch.setattr("nbloader.recording.file.LARGEST_MEMBER", 5000)
+    with pytest.raises(RecordingError, match="is larger than 5"):
+        read(path)
+
+
+WEIRD = st.sampled_from(
+    [None, True, 0, -1, 10**30, 10**400, 0.5, "nan", "inf", "-inf", "<b>", "stage", [], [None], {}, {"a": []}, [[1]]]
+)
+TOO_LARGE = ["1e999", "-1e999", "NaN", "Infinity", "-Infinity"]
+
+
+def lines_of(path):
+    return [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
+
+
+def paths_in(value, path=()):
+    """The paths to all values in a JSON value."""
+    yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, part in items:
+        yield from paths_in(part, (*path, key))
+
+
+def changed(lines, path, value):
+    """The lines with another value at a path; without it if the value is `_GONE`."""
+    lines = json.loads(json.dumps(lines))
+    parent = functools.reduce(lambda part, key: part[key], path[:-1], lines)
+    if value is _GONE:
+        del parent[path[-1]]
+    else:
+        parent[path[-1]] = value
+    return lines
+
+
+_GONE = object()
+
+
+def show(path, *, plots):
+    """All that a recording is used for; plots take a second."""
+
+    def refuse(name):
+        raise AssertionError(f"{name} is not JSON")
+
+    player = play(path)
+    json.loads(player._content(plots=plots), parse_constant=refuse)
+    assert player._static()
+    assert player.html(plots=False)
+    assert repr(player)
+    report = player.report()
+    assert report._repr_html_()
+    assert repr(report)
+    if plots:
+        assert report.html()
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.data())
+def test_a_changed_recording_is_shown_or_refused_with_an_explanation(run, path, data):
+    lines = lines_of(run)
+    kind = data.draw(st.sampled_from(sorted({next(iter(line)) for line in lines})))
+    number = data.draw(st.sampled_from([i for i, line in enumerate(lines) if kind in line]))
+    where = data.draw(st.sampled_from([(number, *rest) for rest in paths_in(lines[number]) if rest]))
+    value = data.draw(st.just(_GONE) | WEIRD | st.just("@"))
+    text = "\n".join(map(json.dumps, changed(lines, where, value)))
+    path.write_bytes(gzip.compress(text.replace('"@"', data.draw(st.sampled_from(TOO_LARGE))).encode(), 1))
+    try:
+        show(path, plots=data.draw(st.integers(0, 9)) == 9)
+    except RecordingError as error:
+        assert "run.nbl" in str(error)  # noqa: PT017 - either is right
+
+
+def test_a_number_that_json_cannot_hold_is_no_number(run, path):
+    lines = lines_of(run)
+    lines.insert(-1, {"mark": {"now": "@", "text": "a"}})
+    for number in TOO_LARGE:
+        path.write_bytes(gzip.compress("\n".join(map(json.dumps, lines)).replace('"@"', number).encode()))
+        with pytest.raises(RecordingError, match="damaged"):
+            read(path)
+    lines[-2]["mark"]["now"] = "inf"
+    path.write_bytes(gzip.compress("\n".join(map(json.dumps, lines)).encode()))
+    assert [mark["text"] for mark in content_of(play(path))["runs"][0]["marks"] if mark["kind"] == "mark"] == [
+        "worker 1 hangs"
+    ]
+
+
+def test_the_report_of_a_recording_whose_statistics_were_changed_says_so(run, path):
+    lines = lines_of(run)
+    for line in lines:
+        if "snapshot" in line:
+            line["snapshot"]["stages"][0]["name"] = "brewing"
+            line["snapshot"]["cause"] = "tea"
+    path.write_bytes(gzip.compress("\n".join(map(json.dumps, lines)).encode()))
+    player = play(path)
+    with pytest.raises(RecordingError, match=r"run\.nbl cannot be shown, since its content was changed"):
+        player.report()
+
+
 # ---- recording ------------------------------------------------------------------------------------------------------
 
 
@@ -404,6 +545,8 @@ def test_a_file_that_cannot_be_written_is_an_error_at_once(tmp_path):
         Recorder(loader, "/dev/full", LIMIT)
     with pytest.raises(ValueError, match="at least 20,000 bytes, not 5"):
         Recorder(loader, tmp_path / "run.nbl", 5)
+    with pytest.raises(ValueError, match=r"at most 16,777,216 bytes, which nbloader\.play reads, not 100,000,000"):
+        Recorder(loader, tmp_path / "run.nbl", 10**8)
     assert not loader.events._subscribers
 
 

@@ -172,27 +172,27 @@ def test_an_interrupt_at_any_point_of_an_upload_costs_no_batch_silently_and_chan
     outcomes = collections.Counter()
 
     def iterate(at=None):
-        device = StandIn(1)
-        with DataLoader(Rows(5), 1, num_workers=num_workers, device=device, upload_ahead=1) as loader:
-            epoch, got = iter(loader), []
-            with contextlib.suppress(KeyboardInterrupt), Interrupts(at) as interrupts:
-                for _ in range(4):  # what comes after the last batch costs none
-                    got.append(next(epoch))  # noqa: PERF401 - those before the interrupt are kept
-            try:
-                got += epoch
-            except LoaderClosedError:
-                outcomes["ended"] += 1
-            else:
-                outcomes["went on"] += 1
-                assert len(got) == 5, at
-            device.synchronize()
-            assert [batch.unique().tolist() for batch in got] == [[i] for i in range(len(got))], at
+        epoch, got = iter(loader), []
+        with contextlib.suppress(KeyboardInterrupt), Interrupts(at) as interrupts:
+            for _ in range(4):  # what comes after the last batch costs none
+                got.append(next(epoch))  # noqa: PERF401 - those before the interrupt are kept
+        try:
+            got += epoch
+        except LoaderClosedError:
+            outcomes["ended"] += 1
+        else:
+            outcomes["went on"] += 1
+            assert len(got) == 5, at
+        device.synchronize()
+        assert [batch.unique().tolist() for batch in got] == [[i] for i in range(len(got))], at
         return [point for point in interrupts.points if point[0].endswith(UPLOADS)]
 
-    iterate()
-    for point in iterate():
-        iterate(point)
-    assert outcomes["went on"] > max(30, 5 * outcomes["ended"]), "those that end it come while batches are received"
+    device = StandIn(1)
+    with DataLoader(Rows(5), 1, num_workers=num_workers, device=device, upload_ahead=1) as loader:
+        iterate()
+        for point in iterate():
+            iterate(point)
+    assert outcomes["went on"] > max(10, 5 * outcomes["ended"]), "those that end it come while batches are received"
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # an interrupt of a finalizer

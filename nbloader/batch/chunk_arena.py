@@ -33,7 +33,7 @@ import numpy as np
 from nbloader.batch.collate import plan_batch
 from nbloader.batch.layout_cache import CachedLayout, compile_fill
 from nbloader.batch.pytree import ArrayNode, LayoutNode, map_arrays
-from nbloader.batch.rebuild import builder
+from nbloader.batch.rebuild import builder, delivered_builder
 from nbloader.shm.arena import ArenaMaps, ArenaWriter
 from nbloader.shm.segment import Block, aligned
 
@@ -247,6 +247,13 @@ class SegmentArena:
         layout, nbytes = place_rows(self.layout.tree, self.size, self.size, 0)
         return self._build(layout, nbytes, join_extras(chunks))
 
+    def deliver(self, chunks: Sequence[BatchPayload]) -> Any:
+        """Build the batch from its chunks; see `BatchPayload.deliver`."""
+        layout, nbytes = place_rows(self.layout.tree, self.size, self.size, 0)
+        memory = self._lend(nbytes)
+        build = delivered_builder(layout, self._output, self._writer.reader.store, shared=type(memory) is not bytearray)
+        return build(memory, join_extras(chunks))
+
     def read(self, chunk: BatchPayload, start: int) -> Any:
         """Build one chunk that has arrived."""
         layout, nbytes = place_rows(self.layout.tree, chunk.samples, self.size, start)
@@ -400,6 +407,10 @@ class MemoryArena:
     def open(self, chunks: Sequence[BatchPayload]) -> Any:
         """Build the batch from its chunks, all of which have arrived."""
         return builder(self._rows(self.size, 0), self._output)(self._memory, join_extras(chunks))
+
+    def deliver(self, chunks: Sequence[BatchPayload]) -> Any:
+        """Build the batch from its chunks; see `BatchPayload.deliver`."""
+        return delivered_builder(self._rows(self.size, 0), self._output, bytearray)(self._memory, join_extras(chunks))
 
     def read(self, chunk: BatchPayload, start: int) -> Any:
         """Build one chunk that has arrived."""

@@ -22,7 +22,7 @@ from nbloader.batch.header import (
     pack_header,
     unpack_header,
 )
-from nbloader.batch.rebuild import Build, builder
+from nbloader.batch.rebuild import SMALL, Build, CopyOut, builder, delivered_builder
 from nbloader.batch.serialize import load_object
 from nbloader.shm.segment import NO_SEGMENT
 
@@ -100,6 +100,9 @@ class BatchPayload(BatchOutcome, Protocol):
     def open(self) -> Any:
         """Build the batch on the memory in which it arrived."""
 
+    def deliver(self) -> Any:
+        """Build the batch for a consumer that may keep parts: small arrays do not keep the memory of large ones."""
+
 
 class PayloadSource(Protocol):
     """The attributes of a worker process that `SegmentPayload` needs."""
@@ -119,6 +122,9 @@ class Arena(Protocol):
 
     def open(self, chunks: Sequence[BatchPayload]) -> Any:
         """Build the batch from all of its chunks."""
+
+    def deliver(self, chunks: Sequence[BatchPayload]) -> Any:
+        """See `BatchPayload.deliver`."""
 
     def read(self, chunk: BatchPayload, start: int) -> Any:
         """Build one chunk.
@@ -140,7 +146,7 @@ class Layout:
         output: "torch" or "numpy": what the arrays of a batch become.
     """
 
-    __slots__ = ("_output", "_private", "_shared", "tree")
+    __slots__ = ("_delivered", "_output", "_private", "_shared", "tree")
 
     def __init__(self, tree: Any, output: str) -> None:
         self.tree = tree
@@ -148,6 +154,19 @@ class Layout:
         self._output = output
         self._shared: Build | None = None
         self._private: Build | None = None
+        self._delivered: Build | None = None
+
+    def deliver(self, memory: Any, extras: list[Any], copy_out: CopyOut) -> Any:
+        """Build a batch from its extras, from views of its memory, and from copies of small arrays.
+
+        Args:
+            memory: The memory of the batch, in a segment.
+            extras: Its extras.
+            copy_out: The same function in each call.
+        """
+        if self._delivered is None:
+            self._delivered = delivered_builder(pickle.loads(self.tree), self._output, copy_out, shared=True)
+        return self._delivered(memory, extras)
 
     def build_on(self, memory: Any, extras: list[Any]) -> Any:
         """Build a batch from views of its memory and from its extras."""
@@ -231,12 +250,28 @@ class SegmentPayload(_Payload):
 
     def open(self) -> Any:
         """Build the batch on the memory in which it arrived, and which it holds until it is garbage-collected."""
-        if self._memory is None:
-            self._memory = self._segments.view(self.header.segment, self.header.nbytes)
-            self._segments.lend(self.header.segment, self._memory)
+        self._borrow()
         if self.layout is None:
             return load_object(self._extras, self._memory)
         return self.layout.build_on(self._memory, self.extras)
+
+    def deliver(self) -> Any:
+        """See `BatchPayload`."""
+        number, nbytes = self.header.segment, self.header.nbytes
+        if number == NO_SEGMENT or nbytes <= SMALL:
+            return self.open()
+        self._borrow()
+        if self.layout is None:
+            return load_object(self._extras, self._memory, self._segments.store)
+        if type(self._memory) is bytearray:  # so many batches are kept that they are copied
+            return self.open()
+        return self.layout.deliver(self._memory, self.extras, self._segments.store)
+
+    def _borrow(self) -> None:
+        """Provide the memory of the batch, which it holds until it is garbage-collected."""
+        if self._memory is None:
+            self._memory = self._segments.view(self.header.segment, self.header.nbytes)
+            self._segments.lend(self.header.segment, self._memory)
 
     @property
     def extras(self) -> list[Any]:
@@ -290,6 +325,10 @@ class LocalPayload(_Payload):
         self.extras = extras or []
 
     def open(self) -> Any:
+        """Return the batch."""
+        return self._batch
+
+    def deliver(self) -> Any:
         """Return the batch."""
         return self._batch
 
@@ -369,14 +408,21 @@ class JoinedPayload(_Payload):
 
     def open(self) -> Any:
         """Build the batch from its chunks. Later calls return the same batch."""
+        return self._built(delivered=False)
+
+    def deliver(self) -> Any:
+        """See `BatchPayload`. Later calls return the same batch."""
+        return self._built(delivered=True)
+
+    def _built(self, *, delivered: bool) -> Any:
         if self._chunks:
-            self._batch = self._build()
+            self._batch = self._build(delivered=delivered)
             self._chunks = []
         return self._batch
 
-    def _build(self) -> Any:
+    def _build(self, *, delivered: bool) -> Any:
         if self._arena is not None and self.is_contiguous:
-            return self._arena.open(self._chunks)
+            return (self._arena.deliver if delivered else self._arena.open)(self._chunks)
         parts = [
             self._arena.read(chunk, start) if self._arena is not None and chunk.in_arena else chunk.open()
             for start, chunk in zip(self._starts, self._chunks, strict=True)

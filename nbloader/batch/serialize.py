@@ -11,6 +11,7 @@ separately) and `load_object` 47 us; the dataset and the collate function take 6
 
 from __future__ import annotations
 
+import math
 import pickle
 import sys
 from collections.abc import Iterable
@@ -22,7 +23,7 @@ import numpy as np
 
 from nbloader.batch.collate import ADDED_TO_NUMPY
 from nbloader.batch.pickling import dump, is_plain
-from nbloader.batch.rebuild import Memory, in_shared_memory
+from nbloader.batch.rebuild import SMALL, CopyOut, Memory, in_shared_memory
 from nbloader.shm.segment import aligned
 
 PLACEHOLDER = pickle.PickleBuffer(bytearray(1))
@@ -153,13 +154,32 @@ def _end_of_run(form: Form, sizes: list[int], begin: int) -> int:
     return len(sizes)
 
 
-def load_object(message: Any, memory: Memory) -> Any:
-    """Rebuild an object pickled by `dump_object`, on the memory to which its arrays were written."""
+def load_object(message: Any, memory: Memory, copy_out: CopyOut | None = None) -> Any:
+    """Rebuild an object pickled by `dump_object`, on the memory to which its arrays were written.
+
+    Args:
+        message: The pickled object.
+        memory: The memory of its arrays.
+        copy_out: Copies small arrays if there are larger ones; None if all arrays are views of the memory.
+    """
     data, runs = pickle.loads(message)
     if not runs:
         return pickle.loads(data)
     view, ndarray = memoryview(memory).cast("B"), np.ndarray
     buffers: list[Any] = []
+    if copy_out is not None and _is_mixed(runs):
+        for char, tensors, starts, shapes in runs:
+            itemsize = np.dtype(char).itemsize if char else 1
+            for begin, shape in zip(starts, shapes, strict=True):
+                part = view[begin : begin + math.prod(shape) * itemsize]
+                own: Memory = part if part.nbytes > SMALL else copy_out(part)
+                if not char:
+                    buffers.append(memoryview(own))
+                    continue
+                array = ndarray(shape, np.dtype(char), own)
+                convert = _tensor if bytearray in (type(own), type(memory)) else _shared_tensor
+                buffers.append(convert(array) if tensors else array)
+        return pickle.loads(data, buffers=buffers)
     for char, tensors, starts, shapes in runs:
         if not char:
             ((begin,), ((nbytes,),)) = starts, shapes
@@ -171,6 +191,16 @@ def load_object(message: Any, memory: Memory) -> Any:
         else:
             buffers.extend(map(_tensor if type(memory) is bytearray else _shared_tensor, arrays))
     return pickle.loads(data, buffers=buffers)
+
+
+def _is_mixed(runs: Iterable[Any]) -> bool:
+    """Whether there are small arrays and larger ones."""
+    small = large = False
+    for char, _tensors, _starts, shapes in runs:
+        limit = SMALL // np.dtype(char).itemsize if char else SMALL
+        sizes = [*map(math.prod, shapes)]
+        small, large = small or min(sizes) <= limit, large or max(sizes) > limit
+    return small and large
 
 
 def dump_extras(extras: list[Any]) -> bytes:

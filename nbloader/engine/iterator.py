@@ -277,7 +277,7 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
             raise failure
         summed = None
         try:
-            batch = payload.open() if self._transfer is None else self._move(self._transfer, got)
+            batch = payload.deliver() if self._transfer is None else self._move(self._transfer, got)
             if requested >= self._checksum_due:
                 summed = self._checksum(batch if self._transfer is None else payload.open())
             if self._names is not None:

@@ -1034,7 +1034,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
         Raises:
             OSError: The file cannot be written.
-            ValueError: The limit is less than 20,000 bytes.
+            ValueError: The limit is less than 20,000 bytes or more than 16 MiB.
             LoaderClosedError: The loader was closed.
         """
         from nbloader.recording.recorder import Recorder

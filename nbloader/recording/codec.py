@@ -28,6 +28,8 @@ TEXT = 4096
 """Largest number of characters of a text; longer texts are cut."""
 DEPTH, LENGTH = 4, 64
 """Limits of tuples in a dataset index: levels of nesting, beyond which they become text, and elements per tuple."""
+BITS = 64
+"""Largest size of the numbers in records, bits. Elements of a dataset index may be larger."""
 STAMPS = (
     "dispatched", "fetch_begin", "fetched", "collated", "received", "in_order", "delivered", "returned",
 )  # fmt: skip
@@ -159,6 +161,12 @@ def _decode_float(value: Json) -> float:
     return float(value if value in ("nan", "inf", "-inf") else _checked(value, float, int))
 
 
+def _decode_int(value: Json) -> int:
+    if abs(_checked(value, int)) >> BITS:
+        raise ValueError(f"a number of {value.bit_length():,} bits where at most {BITS} are expected")
+    return int(value)
+
+
 def _tuples(value: Json) -> Any:
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
@@ -167,7 +175,7 @@ _DECODERS: dict[Any, Callable[[Json], Any]] = {
     Any: _tuples,
     float: _decode_float,
     str: lambda value: _checked(value, str),
-    int: lambda value: _checked(value, int),
+    int: _decode_int,
     bool: lambda value: _checked(value, bool),
 }
 

@@ -22,6 +22,7 @@ import dataclasses
 import gzip
 import importlib.metadata
 import json
+import math
 import os
 import zlib
 from collections.abc import Iterator
@@ -39,12 +40,20 @@ from nbloader.recording import codec
 from nbloader.report.trace import Trace
 
 FORMAT, VERSION = "nbloader recording", 1
-LARGEST_FILE, LARGEST_CONTENT = 64 << 20, 512 << 20
+LARGEST_FILE, LARGEST_CONTENT = 16 << 20, 128 << 20
 """Largest file that can be read, in bytes, compressed and uncompressed."""
+LARGEST_MEMBER = 16 << 20
+"""Largest uncompressed size of one member, bytes. Writers begin a new one after 200 kB."""
+LARGEST_VALUES = 16_000_000
+"""Largest number of JSON values in a file. A value takes up to 80 bytes of memory."""
+LARGEST_TIME = 1e14
+"""Largest time of a message, ms: 3,000 years."""
 RESERVED = 300
 """Bytes of a file that are reserved for its end."""
 CLOSED, FULL, FAILED = "closed", "full", "failed"
 """Values of `End.reason`."""
+LONGEST_HEADER = 1 << 16
+"""Largest size of the first line, bytes."""
 _GZIP = b"\x1f\x8b"
 _CHUNK = 1 << 18
 
@@ -245,15 +254,66 @@ def read(path: str | os.PathLike[str]) -> Recording:
             )
         )
     try:
-        lines = [line for member in _members(data) for line in member.splitlines()]
-        return _recording(path.name, [_entry(line) for line in lines])
+        _check_beginning(path.name, data)
+        return _recording(path.name, map(_entry, _lines(data)))
     except RecordingError:
         raise
-    except (ValueError, TypeError, RecursionError) as error:
+    except (ValueError, TypeError, ArithmeticError, RecursionError) as error:
         raise RecordingError(f"{path} is damaged, or not a recording of nbloader: {clean(error)}") from error
 
 
-def _members(data: bytes) -> Iterator[bytes]:
+@contextlib.contextmanager
+def readable(name: str) -> Iterator[None]:
+    """Raise a `RecordingError` if a recording whose values have the right types cannot be shown.
+
+    Its values can still contradict each other, or name what does not exist. Code that shows a loader of this process
+    does not check for that.
+    """
+    try:
+        yield
+    except RecordingError:
+        raise
+    except (LookupError, ValueError, TypeError, ArithmeticError, AttributeError) as error:
+        raise RecordingError(
+            f"{name} cannot be shown, since its content was changed or comes from another version of nbloader "
+            f"({type(error).__name__}: {clean(error)}). This is nbloader {own_version()}: record the run again"
+        ) from error
+
+
+def _check_beginning(name: str, data: bytes) -> None:
+    """Check the header, before anything else is decompressed.
+
+    Raises:
+        RecordingError: The recording has another version of the format.
+        ValueError: The file does not begin with a header.
+    """
+    try:
+        begin = zlib.decompressobj(wbits=31).decompress(data, LONGEST_HEADER)
+    except zlib.error as error:
+        raise ValueError(f"the part that begins at byte 0 is corrupt ({error})") from error
+    _header(name, _entry(begin.split(b"\n", 1)[0]))
+
+
+def _lines(data: bytes) -> Iterator[bytes]:
+    """Return the lines of the complete members.
+
+    Raises:
+        ValueError: A member is damaged, or the content is too large.
+    """
+    values = 0
+    for member in _members(data):
+        values += sum(map(member.count, (b",", b":", b"[", b"{")))
+        if values > LARGEST_VALUES:
+            raise ValueError(f"it has more than {LARGEST_VALUES:,} values, which would take too much memory")
+        at = 0
+        while at < len(member):
+            end = member.find(b"\n", at)
+            end = len(member) if end < 0 else end
+            yield bytes(member[at:end])
+            at = end + 1
+
+
+def _members(data: bytes) -> Iterator[bytearray]:
     """Decompress the complete members. A truncated member at the end of the file is skipped.
 
     Raises:
@@ -261,20 +321,23 @@ def _members(data: bytes) -> Iterator[bytes]:
     """
     at = total = 0
     while at < len(data):
-        begin, parts, inflate = at, list[bytes](), zlib.decompressobj(wbits=31)
+        begin, member, inflate = at, bytearray(), zlib.decompressobj(wbits=31)
         while not inflate.eof:
             piece = data[at : at + _CHUNK]
             try:
-                parts.append(inflate.decompress(piece, _CHUNK))
+                content = inflate.decompress(piece, _CHUNK)
             except zlib.error as error:
                 raise ValueError(f"the part that begins at byte {begin:,} is corrupt ({error})") from error
             at += len(piece) - len(inflate.unconsumed_tail) - len(inflate.unused_data)
-            total += len(parts[-1])
+            member += content
+            total += len(content)
             if total > LARGEST_CONTENT:
                 raise ValueError(f"its content is larger than {megabytes(LARGEST_CONTENT)}")
-            if not (piece or parts[-1]):
+            if len(member) > LARGEST_MEMBER:
+                raise ValueError(f"the part that begins at byte {begin:,} is larger than {megabytes(LARGEST_MEMBER)}")
+            if not (piece or content):
                 return
-        yield b"".join(parts)
+        yield member
 
 
 class _Entry(NamedTuple):
@@ -285,16 +348,22 @@ class _Entry(NamedTuple):
 
 
 def _entry(line: bytes) -> _Entry:
-    entry = json.loads(line, parse_constant=lambda _name: None)
+    entry = json.loads(line, parse_constant=lambda _name: None, parse_float=_finite)
     if not isinstance(entry, dict) or len(entry) != 1:
         raise ValueError("a line is not an object with one key")
     ((key, value),) = entry.items()
     return _Entry(key, value)
 
 
-def _recording(name: str, entries: list[_Entry]) -> Recording:
-    first = entries[0].value if entries and entries[0].kind == "recording" else None
-    if not isinstance(first, dict) or first.get("format") != FORMAT:
+def _finite(text: str) -> float | None:
+    """Convert a number; None for one that is too large, which no JSON could hold, as for NaN and Infinity."""
+    value = float(text)
+    return value if math.isfinite(value) else None
+
+
+def _header(name: str, entry: _Entry) -> Header:
+    first = entry.value
+    if entry.kind != "recording" or not isinstance(first, dict) or first.get("format") != FORMAT:
         raise ValueError("its first line is not a recording header")
     if first.get("version") != VERSION:
         raise RecordingError(
@@ -302,9 +371,17 @@ def _recording(name: str, entries: list[_Entry]) -> Recording:
             f"{clean(first.get('version'), 8)} of the format. This is nbloader {own_version()}, which reads "
             f"version {VERSION}: install the other one to play it"
         )
-    recording = Recording(name, codec.decoder(Header)(first))
+    header: Header = codec.decoder(Header)(first)
+    return header
+
+
+def _recording(name: str, entries: Iterator[_Entry]) -> Recording:
+    first = next(entries, None)
+    if first is None:
+        raise ValueError("its first part is incomplete")
+    recording = Recording(name, _header(name, first))
     snapshot, end = None, None
-    for key, value in entries[1:]:
+    for key, value in entries:
         if key == "show":
             recording.messages.append(_message(value, recording))
         elif key == "event":
@@ -329,6 +406,8 @@ def _message(value: codec.Json, recording: Recording) -> Message:
     if not all(isinstance(entries, list) for entries in value["news"].values()):
         raise ValueError("news of a message is not a list")
     before = recording.messages[-1]["now"] if recording.messages else None
+    if isinstance(value["now"], bool) or float(value["now"]) > LARGEST_TIME:
+        raise ValueError("the time of a message is not a time")
     if (value["kind"] == "full") != (before is None):
         raise ValueError("the first message, and no other, must be full")
     if before is not None and value["now"] < before:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -29,7 +30,7 @@ from nbloader.events import (
     WorkerRestarted,
     WorkersResized,
 )
-from nbloader.recording.file import Recording, own_version, read
+from nbloader.recording.file import Mark, Recording, own_version, read, readable
 from nbloader.recording.recorder import Recorder
 from nbloader.report.eventlog import line_of
 
@@ -100,6 +101,10 @@ class Player:
         self._name = uuid.uuid4().hex[:12]
         self._panels, self._left_out = _playable(list(recordings.values()))
         self._forks = {name: self._find_fork(recording) for name, recording in recordings.items()}
+        self._marks: dict[str, list[dict[str, Any]]] = {}
+        for name, recording in recordings.items():
+            with readable(recording.name):
+                self._marks[name] = list(_marks(recording))
         self._widget: LiveWidget | None = None
 
     def __repr__(self) -> str:
@@ -108,7 +113,7 @@ class Player:
         return f"<Player of {', '.join(runs)}: the last line of a notebook's cell, or .save('run.html')>"
 
     def _find_fork(self, recording: Recording) -> float:
-        marks = [mark.now for mark in recording.marks if self._fork in (None, mark.text)]
+        marks = [mark.now for mark in _finite_marks(recording) if self._fork in (None, mark.text)]
         if not marks and self._fork is not None:
             has = ", ".join(repr(mark.text) for mark in recording.marks) or "none"
             raise ValueError(f"{recording.name} has no mark {self._fork!r}; its marks: {has}")
@@ -170,14 +175,14 @@ class Player:
 
         Raises:
             KeyError: There is no such run.
-            RecordingError: The recording broke off before there was anything to report.
+            RecordingError: The recording broke off before there was anything to report, or its content was changed.
         """
-        from nbloader.dashboard.page import Report
+        from nbloader.recording.report import RecordedReport
 
         recording = self.recordings[next(iter(self.recordings)) if run is None else run]
         if recording.snapshot is None:
             raise RecordingError(f"{recording.name} has no statistics: it broke off in its first seconds")
-        return Report(recording.snapshot, recording.trace.epoch(epoch))
+        return RecordedReport(recording.name, recording.snapshot, recording.trace, epoch)
 
     # ---- what the browser gets ---------------------------------------------------------------------------------------
 
@@ -209,8 +214,8 @@ class Player:
         shown = {panel["name"] for panel in panels}
         figures = None
         if "plots" in shown:
-            axes = [recording.messages[0]["payloads"]["plots"].get("y", ()) for recording in self.recordings.values()]
-            figures = documents(device=any("device" in axis for axis in axes))
+            plotted = [recording.messages[0]["payloads"]["plots"] for recording in self.recordings.values()]
+            figures = documents(device=any(isinstance(p, dict) and "device" in str(p.get("y")) for p in plotted))
         content = {
             "id": self._name,
             "panels": panels,
@@ -218,7 +223,7 @@ class Player:
             "fork": self._fork or "",
             "runs": [self._run(name, recording, shown) for name, recording in self.recordings.items()],
         }
-        return json.dumps(content, separators=(",", ":")).encode()
+        return json.dumps(content, separators=(",", ":"), allow_nan=False).encode()
 
     def _run(self, name: str, recording: Recording, shown: set[str]) -> dict[str, Any]:
         def own(by_panel: dict[str, Any]) -> dict[str, Any]:
@@ -235,7 +240,7 @@ class Player:
             "fork": self._forks[name],
             "length": recording.length,
             "note": " ".join(notes),
-            "marks": list(_marks(recording)),
+            "marks": self._marks[name],
             "messages": [
                 [message["now"], own(message["payloads"]), own(message["news"])] for message in recording.messages
             ],
@@ -297,9 +302,14 @@ def _is_marked(event: Event) -> bool:
     return isinstance(event, _MARKED) or (isinstance(event, WorkerDied) and not event.expected)
 
 
+def _finite_marks(recording: Recording) -> list[Mark]:
+    """The marks that the user has set. In a file that was changed, there may be others, which JSON cannot hold."""
+    return [mark for mark in recording.marks if math.isfinite(mark.now)]
+
+
 def _marks(recording: Recording) -> Iterator[dict[str, Any]]:
     """The marks on the time line: moments that the user named, and events."""
-    for mark in recording.marks:
+    for mark in _finite_marks(recording):
         yield {"ms": mark.now, "text": clean(mark.text), "kind": "mark"}
     events = [event for event in recording.events if _is_marked(event)]
     for event in events[:EVENTS_MARKED]:

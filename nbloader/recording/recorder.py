@@ -28,6 +28,7 @@ from nbloader.recording.file import (
     FAILED,
     FORMAT,
     FULL,
+    LARGEST_FILE,
     VERSION,
     End,
     Header,
@@ -71,12 +72,14 @@ class Recorder:
 
     Raises:
         OSError: The file cannot be written.
-        ValueError: The limit is too small.
+        ValueError: The limit is too small or too large.
     """
 
     def __init__(self, loader: LoaderControl, path: str | os.PathLike[str], limit: int) -> None:
         if limit < LEAST:
             raise ValueError(f"limit must be at least {LEAST:,} bytes, not {limit:,}")
+        if limit > LARGEST_FILE:
+            raise ValueError(f"limit must be at most {LARGEST_FILE:,} bytes, which nbloader.play reads, not {limit:,}")
         self.path = Path(path)
         """The file."""
         self.error: Exception | None = None

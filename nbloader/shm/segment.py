@@ -9,6 +9,7 @@ for any length of time; such a segment is not written again.
     notebook: SegmentReader.view() -> lend() -> arrays on the view -> it is collected -> number back with the next task
 
 A batch that arrives inside its message is copied to a slab, which holds several small batches (`SegmentReader.store`).
+So are small arrays of large batches when they are delivered, so that a kept label does not keep the images' segment.
 
 `BlockWriter` and `BlockReader` are the protocols of the two ends. arena.py has the other writer: it creates segments
 that several workers write at the same time.
@@ -29,6 +30,7 @@ import fcntl
 import functools
 import mmap
 import os
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable
@@ -466,6 +468,8 @@ class SegmentReader:
         self.inherited: collections.deque[int] = collections.deque()
         """Segments that this process does not view any more, but that a forked copy of it may still view: they must not
         be written again. The worker is notified before its next task."""
+        self._storing = threading.RLock()
+        """Batches arrive while another thread delivers one. Reentrant, for signal handlers."""
         self._slab = _NO_SLAB
         """The current slab: small batches are stored in it one after the other."""
         self._stored = 0
@@ -483,11 +487,15 @@ class SegmentReader:
         del self._maps[number]
 
     def store(self, batch: memoryview) -> Any:
-        """Copy a batch that has arrived inside a message.
+        """Copy a batch that has arrived inside a message, or a small array of a large batch. Thread-safe.
 
         Returns:
             A buffer of the same size: in shared memory, unless that is exhausted or the batch is larger than a slab.
         """
+        with self._storing:
+            return self._store(batch)
+
+    def _store(self, batch: memoryview) -> Any:
         start, end = self._stored, self._stored + batch.nbytes
         if end > self._slab.nbytes:
             if batch.nbytes > SLAB_SIZE or not self._begin_slab():

@@ -16,7 +16,7 @@ from nbloader.batch.collate import NotPlannedError, collate_object, convert, pla
 from nbloader.batch.header import MEASURE_CPU_EVERY, MEASURE_NS, NOT_MEASURED, BatchHeader
 from nbloader.batch.layout_cache import LayoutCache
 from nbloader.batch.payload import LocalPayload
-from nbloader.batch.rebuild import builder
+from nbloader.batch.rebuild import delivered_builder
 from nbloader.batch.rows import Selection
 from nbloader.batch.serialize import tensor_of
 from nbloader.batch.task import Task
@@ -229,7 +229,7 @@ class BatchBuilder:
             return None
         memory = np.empty(plan.nbytes, np.uint8)
         plan.fill(memory)
-        build = builder(plan.tree, self._output)
+        build = delivered_builder(plan.tree, self._output, bytearray)
         self._known.learn(plan, samples, build)
         return build(memory, plan.extras), plan.nbytes
 
