@@ -894,6 +894,8 @@ class ProcessPool(WorkerPool):
             for handle in self._handles.values():
                 handle.kill()
             messages += self.poll(STATUS_TIMEOUT)
+            for zygote in self._zygotes():  # a zygote that does not respond reports no end of a worker
+                zygote.close()
         return messages
 
     def abandon(self, grace: float = 0.0) -> None:
