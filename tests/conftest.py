@@ -8,7 +8,6 @@ import pathlib
 import re
 import signal
 from collections.abc import Iterator
-from typing import Any
 
 import hypothesis
 import lanes
