@@ -14,7 +14,7 @@
 #                      and of what a batch costs the notebook's process; also `make bench ROWS=ray`
 # make soak            stress test: kill, restart, resize and compare every batch (SECONDS=300)
 # make fuzz            random loaders under random faults, controls and resumptions; prints its seed (SECONDS=300 SEED=7)
-# make forks           fork workers while threads hold locks, and count those that hang (SECONDS=300)
+# make forks           what does not survive a fork, TIMES=50 times each: loaders that work, heal, fail or hang
 # make soak-dashboard  run the dashboard in a browser and check that nothing grows (SECONDS=600)
 # make soak-explorer   scroll through a million samples in a browser and check that nothing grows (SECONDS=600)
 # make faults          measure how long recovery from each fault takes: the table in
@@ -36,6 +36,7 @@ SEED    ?=
 ROWS    ?=
 PEERS   ?=
 SECONDS ?= 300
+TIMES   ?= 50
 ONLY    ?=
 SEEDS   ?=
 SIZES   ?=
@@ -108,7 +109,7 @@ fuzz: $(MADE)-test
 	$(PY) tests/fuzz.py --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
 forks: $(MADE)-test
-	$(PY) tests/fork_stress.py --seconds $(SECONDS)
+	$(PY) tests/fork_stress.py --times $(TIMES)
 
 soak-dashboard: $(MADE)-test
 	SECONDS=$(or $(filter-out 300,$(SECONDS)),600) $(PY) tests/bench/soak_dashboard.py

@@ -325,6 +325,17 @@ def all_pids(loader) -> list[int]:
     return wait_for(initialized, "the start of all workers")
 
 
+def zygotes(loader) -> list[psutil.Process]:
+    """The processes that the workers which exist now were forked from: one for each pool."""
+    found: dict[int, psutil.Process] = {}
+    for pid in pids(loader):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            parent = psutil.Process(psutil.Process(pid).ppid())
+            if parent.ppid() == os.getpid():  # else it has ended, and its workers are about to
+                found[parent.pid] = parent
+    return list(found.values())
+
+
 def worker_processes() -> list[psutil.Process]:
     """All running children of zygotes, which are the children of this process."""
     found: list[psutil.Process] = []

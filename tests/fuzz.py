@@ -30,6 +30,7 @@ import torch
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
+import leaks
 from datasets import at_work
 
 from nbloader import DataLoader, get_worker_info
@@ -289,9 +290,10 @@ def main() -> int:
         number += 1
         if arguments.case is not None or time.monotonic() > end:
             break
-    left = [p for p in psutil.Process().children(recursive=True) if "forkserver" not in " ".join(p.cmdline())]
+    children = psutil.Process().children(recursive=True)
+    left = [p for p in children if p.pid not in leaks.kept_pids() and p.status() != psutil.STATUS_ZOMBIE]
     print(f"fuzz: {dict(total)}; processes left: {len(left)}")
-    return 1 if any(p.status() != psutil.STATUS_ZOMBIE and p.ppid() != os.getpid() for p in left) else 0
+    return int(bool(left))
 
 
 def hang(case: Case) -> None:

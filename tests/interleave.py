@@ -73,6 +73,7 @@ class Interrupts:
         self._callers = callers
 
     def __enter__(self):
+        self._pid = os.getpid()
         sys.setprofile(self._profile)
         return self
 
@@ -80,6 +81,8 @@ class Interrupts:
         sys.setprofile(None)
 
     def _profile(self, frame, event, arg):
+        if os.getpid() != self._pid:
+            return  # a forked process: signals are for this one
         code = frame.f_code
         if event == "c_call" or not code.co_filename.startswith(ROOT) or code.co_name == "<genexpr>":
             return

@@ -410,9 +410,8 @@ def run(workload: Planted, seed: int = 0, size: float = 1.0) -> Outcome:
 
 
 def warm_up() -> None:
-    """Start both fork servers, so that no workload contains their start."""
+    """Import what the first loaders import, so that no workload contains that."""
     warnings.filterwarnings("ignore", "This DataLoader will create")
-    nbloader.warm_up()
     for dataset in (Samples(4), Samples(4, Matrices())):
         with nbloader.DataLoader(dataset, num_workers=1) as loader:
             list(loader)

@@ -644,8 +644,8 @@ class Dataset:
         del sys.modules["module_of_mine"], module.decode, module
 
 
-def test_workers_that_are_forked_from_a_template_share_the_cache(monkeypatch):
-    monkeypatch.setattr("nbloader.transport.template.TEMPLATE_FROM", 1)
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_workers_share_the_cache_however_they_start(method):
     f = nbloader.cached(lambda i: [i, "x" * 10_000])
 
     class Dataset:
@@ -658,11 +658,10 @@ def test_workers_that_are_forked_from_a_template_share_the_cache(monkeypatch):
         def __getitem__(self, i):
             return self.function(i)[0]
 
-    with DataLoader(Dataset(), 3, num_workers=2) as loader:
+    with DataLoader(Dataset(), 3, num_workers=2, multiprocessing_context=method) as loader:
         for _epoch in range(2):
             assert [x for batch in loader for x in batch.tolist()] == list(range(12))
         assert counts() == (12, 12)
-        assert all(worker.template is not None for worker in loader._parts.engine._group.pool.handles.values())
 
 
 def test_a_worker_that_dies_in_a_sample_loses_no_entry(tmp_path):

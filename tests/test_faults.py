@@ -22,7 +22,19 @@ import datasets as d
 import numpy as np
 import psutil
 import pytest
-from datasets import Numbers, Slow, alive, all_pids, at_work, flat, pids, run_script, wait_for, worker_processes
+from datasets import (
+    Numbers,
+    Slow,
+    alive,
+    all_pids,
+    at_work,
+    flat,
+    pids,
+    run_script,
+    wait_for,
+    worker_processes,
+    zygotes,
+)
 from fault_table import HoldsTheFirst
 
 from nbloader import (
@@ -38,7 +50,7 @@ from nbloader._util.descriptors import close_all
 from nbloader.batch.header import PICKLED, BatchHeader, pack_header
 from nbloader.scheduler import dispatcher
 from nbloader.shm.segment import NO_SEGMENT
-from nbloader.transport import environment, forkserver, server_process
+from nbloader.transport import environment, zygote, zygote_process
 from nbloader.transport.channel import Channel, Kind
 from nbloader.workers import process_pool
 from nbloader.workers.process_pool import ProcessHandle, ProcessPool, connect
@@ -76,7 +88,8 @@ def rest(epoch, error):
 def test_the_batches_of_a_worker_that_dies_are_produced_again(how, reason, exitcode, tmp_path):
     flag = tmp_path / "flag"
     flag.touch()
-    with DataLoader(d.Deadly(60, bad=33, how=how, flag=str(flag)), 4, num_workers=2) as loader:
+    data = d.Deadly(60, bad=33, how=how, flag=str(flag))
+    with DataLoader(data, 4, num_workers=2, persistent_workers=True) as loader:
         assert flat(loader) == list(range(60))
         (died,) = [e for e in events(loader, ev.WorkerDied) if not e.expected]
         assert reason in died.reason
@@ -133,7 +146,7 @@ def test_workers_that_are_killed_from_outside_are_replaced():
 
 
 def test_workers_that_die_between_epochs_are_replaced_for_the_next():
-    with DataLoader(Numbers(20), 2, num_workers=2) as loader:
+    with DataLoader(Numbers(20), 2, num_workers=2, persistent_workers=True) as loader:
         list(loader)
         wait_for(lambda: len(events(loader, ev.WorkerReady)) == 2)
         before = pids(loader)
@@ -172,35 +185,28 @@ def test_a_worker_that_leaves_a_child_process_behind_is_replaced(tmp_path):
         os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
 
 
-def test_the_fork_server_may_be_killed():
-    with DataLoader(Slow(100, wait=0.002), 2, num_workers=2) as loader:
-        got = []
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_the_zygote_may_be_killed(method):
+    with DataLoader(Slow(100, wait=0.002), 2, num_workers=2, multiprocessing_context=method) as loader:
+        got, killed = [], []
         for number, batch in enumerate(loader):
             got.append(batch)
             if number == 10:
-                servers = forkserver.pids()
-                for server in servers:
-                    os.kill(server, signal.SIGKILL)
+                killed = wait_for(lambda: zygotes(loader))
+                for process in killed:
+                    process.kill()
         assert flat(got) == list(range(100))
-        assert servers
-        wait_for(lambda: forkserver.pids().isdisjoint(servers))  # a busy machine may take longer than the epoch
+        assert len(killed) == 1
+        assert not any(alive(process.pid) for process in killed)
         assert flat(loader) == list(range(100))
 
 
-def test_the_connection_to_a_killed_fork_server_is_closed_with_no_loader_to_use_it():
-    forkserver.start(["numpy"])
-    servers = forkserver.pids()
-    before = len(os.listdir("/proc/self/fd"))
-    for server in servers:
-        os.kill(server, signal.SIGKILL)
-    wait_for(lambda: not forkserver.pids())
-    assert len(os.listdir("/proc/self/fd")) <= before - len(servers)
-
-
-def test_a_killed_fork_server_is_no_fault_of_a_batch_and_counts_once_for_all_its_workers(tmp_path):
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_a_killed_zygote_is_no_fault_of_a_batch_and_counts_once_for_all_its_workers(method, tmp_path):
     flag = tmp_path / "flag"
     flag.touch()
-    with DataLoader(d.Held(16, flag=str(flag)), 2, num_workers=3, max_restarts=6) as loader:
+    data = d.Held(16, flag=str(flag))
+    with DataLoader(data, 2, num_workers=3, max_restarts=6, multiprocessing_context=method) as loader:
 
         def kill():
             known = set()
@@ -209,8 +215,8 @@ def test_a_killed_fork_server_is_no_fault_of_a_batch_and_counts_once_for_all_its
                 wait_for(lambda: known.isdisjoint(pids(loader)))
                 wait_for(lambda: [w.state for w in loader.stats().workers] == ["fetching"] * 3)
                 known.update(pids(loader))
-                for server in forkserver.pids():
-                    os.kill(server, signal.SIGKILL)
+                for process in zygotes(loader):
+                    process.kill()
             wait_for(lambda: known.isdisjoint(pids(loader)))
             flag.unlink()
 
@@ -470,7 +476,7 @@ def test_what_cannot_be_sent_to_workers_is_an_error_before_any_starts(what, pers
 
 
 def test_a_dataset_that_cannot_be_rebuilt_is_one_error():
-    with DataLoader(d.FailsToUnpickle(4), 2, num_workers=3) as loader:
+    with DataLoader(d.FailsToUnpickle(4), 2, num_workers=3, multiprocessing_context="forkserver") as loader:
         for _ in range(2):
             with pytest.raises(ValueError, match=r"no such file: data\.bin") as raised:
                 list(loader)
@@ -480,7 +486,7 @@ def test_a_dataset_that_cannot_be_rebuilt_is_one_error():
 
 
 def test_an_error_while_the_consumer_is_away_reaches_it():
-    with DataLoader(d.FailsToUnpickle(4), 2, num_workers=2) as loader:
+    with DataLoader(d.FailsToUnpickle(4), 2, num_workers=2, multiprocessing_context="forkserver") as loader:
         epoch = iter(loader)
         wait_for(lambda: not pids(loader))
         with pytest.raises(ValueError, match="no such file"):
@@ -489,7 +495,7 @@ def test_an_error_while_the_consumer_is_away_reaches_it():
 
 def test_a_dataset_that_kills_its_workers_while_it_is_rebuilt_is_one_error():
     with (
-        DataLoader(d.ExitsInUnpickling(4), 2, num_workers=2) as loader,
+        DataLoader(d.ExitsInUnpickling(4), 2, num_workers=2, multiprocessing_context="forkserver") as loader,
         pytest.raises(WorkerStartError, match=r"(?s)3 times before it was ready.*code 5.*last words"),
     ):
         list(loader)
@@ -507,15 +513,15 @@ def test_an_error_in_worker_init_fn_keeps_its_type():
 
 
 def test_a_failure_to_start_processes_is_an_error_and_the_next_epoch_works(monkeypatch):
-    fork, calls = forkserver.fork, []
+    fork, calls = zygote.Zygote.fork, []
 
-    def failing(*args, **how):
+    def failing(*args):
         calls.append(args)
         if len(calls) in (2, 3):
             raise BlockingIOError(11, "Resource temporarily unavailable")
-        return fork(*args, **how)
+        return fork(*args)
 
-    monkeypatch.setattr(forkserver, "fork", failing)
+    monkeypatch.setattr(zygote.Zygote, "fork", failing)
     with DataLoader(Numbers(12), 2, num_workers=2) as loader:
         for _ in range(2):
             with pytest.raises((OSError, WorkerStartError), match="unavailable"):
@@ -538,7 +544,7 @@ def test_workers_do_without_a_working_directory_that_was_deleted(tmp_path):
         os.mkdir("deleted")
         os.chdir("deleted")
         os.rmdir(os.getcwd())
-        for method in "forkserver", "spawn":
+        for method in "fork", "forkserver", "spawn":
             with DataLoader(Tensors(1), None, num_workers=1, multiprocessing_context=method) as loader:
                 print(*loader)
         """,
@@ -599,7 +605,7 @@ class Exhausted(Channel):
 
 
 def test_too_few_descriptors_to_start_a_worker_is_an_error_that_names_the_limit(monkeypatch):
-    with DataLoader(Numbers(4), 2, num_workers=1) as loader:
+    with DataLoader(Numbers(4), 2, num_workers=1, multiprocessing_context="forkserver") as loader:
         with monkeypatch.context() as patched:
             patched.setattr(process_pool, "Channel", Exhausted)
             with pytest.raises(WorkerStartError, match=r"Too many open files.*RLIMIT_NOFILE"):
@@ -698,7 +704,7 @@ def test_a_batch_that_arrived_before_its_worker_died_counts_even_if_the_death_is
         sender.send(Kind.SEGMENT, (0).to_bytes(8, "little"), fds=(others.status,))
         header = BatchHeader(4, 7, PICKLED, NO_SEGMENT, size, 0, 1, *[0] * 7)
         sender.send(Kind.BATCH, pack_header(*header), bytes(size))
-        os.write(lifeline, server_process.LIFELINE.pack(~9))
+        os.write(lifeline, zygote_process.LIFELINE.pack(~9))
         pool._read_lifeline(handle, handle.lifeline, reports)
     pool.dispose()
     done, gone = reports
@@ -840,12 +846,13 @@ def test_after_interrupts_at_any_moment_the_loader_stays_usable(tmp_path):
     assert done.stdout.split() == ["60", "2", "2"]
 
 
-def test_the_fork_server_does_not_delay_the_shutdown_of_a_kernel():
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_workers_do_not_delay_the_shutdown_of_a_kernel(method):
     """ipykernel signals the children in its process group, and waits until they are reaped."""
-    with DataLoader(Numbers(4), num_workers=1) as loader:
-        list(loader)
-        for pid in forkserver.pids():
-            assert os.getpgid(pid) != os.getpgrp()
+    with DataLoader(Numbers(4), num_workers=1, multiprocessing_context=method) as loader:
+        next(iter(loader))
+        for process in psutil.Process().children(recursive=True):
+            assert os.getpgid(process.pid) != os.getpgrp()
 
 
 def test_an_exception_of_a_signal_handler_counts_as_an_interrupt(monkeypatch):

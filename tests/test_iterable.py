@@ -165,7 +165,7 @@ def test_an_object_with_iter_only_is_an_iterable_dataset():
         with pytest.warns(UserWarning, match="dataset is a generator, which can be iterated once"):
             assert plain(loader) == []
     with (
-        DataLoader((i for i in range(5)), 3, num_workers=1) as loader,
+        DataLoader((i for i in range(5)), 3, num_workers=1, multiprocessing_context="forkserver") as loader,
         pytest.raises(DatasetTransferError, match="generator"),
     ):
         iter(loader)
@@ -393,7 +393,7 @@ def test_two_concurrent_iterators_are_both_complete(workers):
 
 
 def test_an_iterator_that_is_dropped_is_released_in_the_workers(tmp_path):
-    with DataLoader(Tidy(10**9, folder=str(tmp_path)), 2, num_workers=2) as loader:
+    with DataLoader(Tidy(10**9, folder=str(tmp_path)), 2, num_workers=2, persistent_workers=True) as loader:
         for number, _batch in enumerate(loader):
             if number == 5:
                 break

@@ -43,7 +43,6 @@ import nbloader
 from nbloader import DataLoader, LoaderClosedError
 from nbloader import events as ev
 from nbloader.sampling.epoch_plan import MapEpochPlan
-from nbloader.transport import forkserver
 
 
 def squares(samples):
@@ -132,11 +131,14 @@ def test_torch_is_seeded_and_has_worker_info_if_a_sample_imports_it_first(tmp_pa
         "        return float(late.rand(())), late.utils.data.get_worker_info().id\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    forkserver.shutdown()  # the next one has not imported torch
     drawn = []
     for workers in (1, 2):
         with DataLoader(
-            __import__("late").Late(), 2, num_workers=workers, generator=torch.Generator().manual_seed(3)
+            __import__("late").Late(),
+            2,
+            num_workers=workers,
+            generator=torch.Generator().manual_seed(3),
+            multiprocessing_context="spawn",
         ) as loader:
             batches = list(loader)
         drawn.append([numbers.tolist() for numbers, _ids in batches])

@@ -50,11 +50,11 @@ def nothing_left(nodes):
 
 
 def ours_on_nodes():
-    """Fork servers and workers in jobs of Ray."""
+    """Zygotes and workers in jobs of Ray."""
     found = []
     for process in psutil.process_iter(["cmdline", "environ"]):
         environ, command = process.info["environ"] or {}, process.info["cmdline"] or ()
-        if "RAY_JOB_ID" in environ and any("nbloader.transport.server_process" in part for part in command):
+        if "RAY_JOB_ID" in environ and any("nbloader.transport.zygote_process" in part for part in command):
             found.append(process.pid)
     return found
 

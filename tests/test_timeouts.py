@@ -21,6 +21,8 @@ from nbloader.engine.timeouts import Due, WaitTimer
 
 S = 1_000_000_000
 
+CLEAN = {"multiprocessing_context": "forkserver"}  # workers that unpickle the dataset
+
 
 def hangs(tmp_path, n=12, bad=5, **attributes):
     flag = tmp_path / "flag"
@@ -103,7 +105,7 @@ def test_a_loop_that_waits_for_long_gets_one_line_that_names_the_batch_and_its_w
 
 def test_the_notice_names_the_line_at_which_a_dataset_hangs_while_it_is_rebuilt(capsys, monkeypatch):
     monkeypatch.setattr(timeouts, "DELAY_NOTICE", 0.5)
-    with DataLoader(d.HangsInUnpickling(4), 2, num_workers=1) as loader:
+    with DataLoader(d.HangsInUnpickling(4), 2, num_workers=1, **CLEAN) as loader:
         epoch = iter(loader)
         wait_for(lambda: arriving(loader))
         told = []
@@ -211,7 +213,7 @@ def test_a_batch_that_stalls_three_workers_is_an_error_and_the_others_are_delive
 @pytest.mark.parametrize("on_timeout", ["raise", "restart"])
 def test_a_start_that_takes_too_long_is_an_error(on_timeout, monkeypatch):
     monkeypatch.setattr(timeouts, "START_LIMIT", 0.6)
-    with DataLoader(d.HangsInUnpickling(4), 2, num_workers=1, timeout=0.5, on_timeout=on_timeout) as loader:
+    with DataLoader(d.HangsInUnpickling(4), 2, num_workers=1, timeout=0.5, on_timeout=on_timeout, **CLEAN) as loader:
         epoch = iter(loader)
         wait_for(lambda: arriving(loader))
         with pytest.raises(LoaderTimeoutError, match=r"(?s)begun it: worker 0 .* starting.*__setstate__"):
@@ -221,7 +223,7 @@ def test_a_start_that_takes_too_long_is_an_error(on_timeout, monkeypatch):
 
 
 def test_workers_may_take_longer_to_start_than_the_timeout_if_stalled_ones_are_restarted():
-    with DataLoader(d.SlowToUnpickle(8), 2, num_workers=1, timeout=0.2, on_timeout="restart") as loader:
+    with DataLoader(d.SlowToUnpickle(8), 2, num_workers=1, timeout=0.2, on_timeout="restart", **CLEAN) as loader:
         assert flat(loader) == list(range(8))
         assert loader.stats().restarts == 0
 

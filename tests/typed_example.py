@@ -13,7 +13,6 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 from typing_extensions import assert_type
 
-import nbloader
 from nbloader import DataLoader
 
 
