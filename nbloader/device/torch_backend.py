@@ -149,10 +149,8 @@ class _StreamCopy:
                 self._record_end()
 
     def _record_end(self) -> None:
-        """Record the end event, unless it was recorded. If an interrupt prevented that, `done` and `wait` record it."""
-        if not self._ended:
-            self._end.record(self._stream)
-            self._ended = True
+        self._end.record(self._stream)
+        self._ended = True
 
     def _send(self, leaf: Any) -> Any:
         sent = leaf.to(self._accelerator.device, non_blocking=True)
@@ -164,12 +162,14 @@ class _StreamCopy:
     def done(self) -> bool:
         if self._stream is None:
             return True
-        self._record_end()
+        if not self._ended:  # an interrupt came before that
+            self._record_end()
         return bool(self._end.query())
 
     def wait(self) -> None:
         if self._stream is not None:
-            self._record_end()
+            if not self._ended:
+                self._record_end()
             self._end.synchronize()
 
     def deliver(self) -> Any:

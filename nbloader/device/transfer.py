@@ -21,7 +21,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import logging
-import threading
 import time
 import weakref
 from collections.abc import Iterable, Sequence
@@ -93,8 +92,6 @@ class DeviceLane:
         self._full_run = -1  # the iteration in which the device had no memory for an upload ahead
         self._started: dict[BatchKey, Transfer] = {}  # ahead of the consumer
         self._in_flight: InFlight = collections.deque()  # copies that may not be done, oldest first
-        # Protects `_in_flight` and the start of copies. Reentrant, because a signal handler may close the loader.
-        self._lock = threading.RLock()
         _all_in_flight[id(self._in_flight)] = self._in_flight
         weakref.finalize(self, _finish, id(self._in_flight)).atexit = False
 
@@ -170,33 +167,32 @@ class DeviceLane:
     def close(self) -> None:
         """Wait for all copies, which takes milliseconds, and release their memory."""
         self._started.clear()
-        with self._lock:
-            _wait_for_all(self._in_flight)
+        _wait_for_all(self._in_flight)
 
     def _start(self, batch: Any, payload: TransferPayload) -> Transfer:
         begin = _clock()
         transfer = Transfer(payload, self.accelerator.copy(batch, payload.mapping), begin)
-        with self._lock:
-            self._in_flight.append(transfer)  # before start: parts enqueued before an error read the memory too
+        self._in_flight.append(transfer)  # before start: parts enqueued before an error read the memory too
+        try:
             transfer.copy.start()
+        finally:
+            if transfer not in self._in_flight:  # another thread has closed the loader, and did not wait for this copy
+                self._in_flight.append(transfer)
         self._release_done()
         return transfer
 
     def _wait_for_oldest(self) -> None:
-        try:
-            oldest = self._in_flight[0]
-        except IndexError:  # another thread has just closed the loader
-            return
-        oldest.copy.wait()
+        oldest = _oldest(self._in_flight)
+        if oldest is not None:
+            oldest.copy.wait()
 
     def _release_done(self) -> None:
         """Release the memory of finished copies. Thread-safe.
 
         A copy stays in the queue until it is known to be done: an interrupt in between must not release its memory.
         """
-        with self._lock:
-            while self._in_flight and (oldest := self._in_flight[0]).copy.done():
-                _release(self._in_flight, oldest)
+        while (oldest := _oldest(self._in_flight)) is not None and oldest.copy.done():
+            _release(self._in_flight, oldest)
 
     def _full(self, key: BatchKey, error: Exception) -> str:
         return (
@@ -281,8 +277,7 @@ class DeviceTransfer:
 
 def _wait_for_all(in_flight: InFlight) -> None:
     """Wait for all copies, and release the memory of each when it is done."""
-    while in_flight:
-        oldest = in_flight[0]
+    while (oldest := _oldest(in_flight)) is not None:
         try:
             oldest.copy.wait()
         except Exception as error:  # a device that is lost raises anything, and no longer reads the memory
@@ -290,11 +285,17 @@ def _wait_for_all(in_flight: InFlight) -> None:
                 raise
             log.exception("waiting for an upload failed")
         _release(in_flight, oldest)
-        del oldest
+
+
+def _oldest(in_flight: InFlight) -> Transfer | None:
+    try:
+        return in_flight[0]
+    except IndexError:  # perhaps because another thread has just closed the loader
+        return None
 
 
 def _release(in_flight: InFlight, transfer: Transfer) -> None:
-    with contextlib.suppress(ValueError):  # a signal handler has just closed the loader
+    with contextlib.suppress(ValueError):  # another thread, or a signal handler, has just released it
         in_flight.remove(transfer)
 
 
