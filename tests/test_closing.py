@@ -173,7 +173,7 @@ def test_a_loader_that_is_closed_while_its_dataset_is_pickled_keeps_nothing():
             loader.close()
             return vars(self)
 
-    with DataLoader(Closes(4), 2, num_workers=1) as loader:
+    with DataLoader(Closes(4), 2, num_workers=1, multiprocessing_context="forkserver") as loader:
         with pytest.raises(LoaderClosedError):
             iter(loader)
         assert not loader._engine.loaded

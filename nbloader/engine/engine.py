@@ -532,6 +532,14 @@ class Engine:
 
     # ---- the consumer -------------------------------------------------------------------------------------------
 
+    def is_taken(self) -> bool:
+        """Whether the workers belong to an open iteration: they have the notebook's state from when it began."""
+        return self._group.begins_with_new_workers and self._exclusively(self._is_open)
+
+    def _is_open(self) -> bool:
+        self._execute_commands()  # an iteration that has ended may not be closed yet
+        return bool(self._dispatcher.iterations)
+
     def open_iteration(self, run: int, plan: EpochPlan) -> None:
         """Open an iteration. Other iterations are parked until their consumers request a batch again.
 
@@ -548,7 +556,7 @@ class Engine:
         self._superseded = self._memory_released = False
         self._execute_commands()  # a restart requested earlier applies to this epoch
         if self._group.begins_with_new_workers:
-            self._group.restart_all()  # also those of an iteration that is still open
+            self._group.restart_all()
         self._raise(self._group.take_init_error())  # it arrived after the previous epoch had ended
         self._ensure_running()
         chunks = plan.chunk_spec

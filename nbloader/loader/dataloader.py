@@ -419,12 +419,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             warn(str(warning.message))
 
     def _update_engine(self) -> None:
-        """Replace the engine if attributes that it was created from have been assigned since.
+        """Replace the engine if attributes that it was created from have been assigned since, or if it is taken.
 
-        Iterators of the old engine continue, as in torch.
+        Iterators of the old engine continue, as in torch, with the workers that they have.
         """
         parts, demand = self._parts, self._engine_demand()
-        if demand == parts.demand:
+        if demand == parts.demand and (parts.prefetch.epoch is not None or not parts.engine.is_taken()):
             return
         self.clean()
         if demand.pin_memory != parts.demand.pin_memory:
