@@ -62,7 +62,7 @@ class SentAttributes:
         warn(
             f"{', '.join(named)}{more} of the dataset ({type(self._dataset).__name__}) changed after the dataset was "
             "sent to the workers, which persist and keep the old value. Omit persistent_workers=True: each epoch then "
-            "begins with the present dataset, in the same processes. Or call loader.reload() after the change"
+            "begins with the present dataset. Or call loader.reload() after the change"
         )
 
     def _has_changed(self, path: str, content: Any) -> bool:
