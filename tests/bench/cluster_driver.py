@@ -131,7 +131,8 @@ class Rows(Numbers):
 def layout_of(width):
     """The pickled layout of a batch of four such samples, as a worker sends it."""
     with DataLoader(Rows(8, width=width), 4, num_workers=1, output="numpy") as loader:
-        next(iter(loader))
+        epoch = iter(loader)
+        next(epoch)
         (handle,) = loader._engine._group.pool.handles.values()
         return bytes(next(iter(handle.layouts.values())).tree)
 
