@@ -276,7 +276,7 @@ def test_a_stopped_worker_can_be_restarted():
 
 
 def test_restarting_a_hundred_times_within_an_epoch_loses_nothing():
-    with DataLoader(Slow(300, wait=0.001), 2, num_workers=2) as loader:
+    with DataLoader(Slow(300, wait=0.001), 2, num_workers=2, persistent_workers=True) as loader:
         got, restarts = [], 0
         for batch in loader:
             got.append(batch)
@@ -550,7 +550,7 @@ def test_workers_do_without_a_working_directory_that_was_deleted(tmp_path):
         """,
         tmp_path,
     )
-    assert done.stdout.splitlines() == ["[tensor(3.), \"[Errno 2] No such file or directory: 'file'\"]"] * 2
+    assert done.stdout.splitlines() == ["[tensor(3.), \"[Errno 2] No such file or directory: 'file'\"]"] * 3
     assert done.stderr == ""
 
 
@@ -807,10 +807,11 @@ def test_an_interrupt_ends_the_loop_at_once_and_the_loader_stays_usable(tmp_path
     assert (done.stdout.splitlines(), done.stderr) == (["interrupted", "[0, 1, 2, 3, 4, 5]"], "")
 
 
-def test_after_interrupts_at_any_moment_the_loader_stays_usable(tmp_path):
+@pytest.mark.parametrize("persistent", [False, True])
+def test_after_interrupts_at_any_moment_the_loader_stays_usable(tmp_path, persistent):
     done = script(
         """
-        loader = DataLoader(Numbers(400), 2, num_workers=2)
+        loader = DataLoader(Numbers(400), 2, num_workers=2, persistent_workers=PERSISTENT)
         list(loader)
         interrupted = 0
         for number in range(60):
@@ -836,14 +837,14 @@ def test_after_interrupts_at_any_moment_the_loader_stays_usable(tmp_path):
             thread.join()
             assert flat(got) == list(range(2 * len(got))), got
         assert flat(loader) == list(range(400))
-        wait_for(lambda: len(worker_processes()) == 2)
+        wait_for(lambda: len(worker_processes()) == 2 * PERSISTENT)
         print(interrupted, len(pids(loader)), threading.active_count())
-        """,
+        """.replace("PERSISTENT", str(persistent)),
         tmp_path,
         warnings="default",  # a socket that is being made when the interrupt comes is closed by the garbage collector
     )
     assert "Error" not in done.stderr.replace("ResourceWarning", "")
-    assert done.stdout.split() == ["60", "2", "2"]
+    assert done.stdout.split() == (["60", "2", "2"] if persistent else ["60", "0", "1"])
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver"])

@@ -351,6 +351,9 @@ class WorkerGroup:
         if self.pool is None or self.pool.can_start(self._setup):
             self._replace_now(worker, reason)
             return
+        self._leave_to_consumer(worker, reason)
+
+    def _leave_to_consumer(self, worker: int, reason: str) -> None:
         slot = self._slots[worker]
         slot.handle, slot.exit_reason, self.awaits_consumer = None, reason, True
         self._wake_consumers()
@@ -364,6 +367,9 @@ class WorkerGroup:
         try:
             self._start_worker(worker)
         except (OSError, MemoryError) as error:
+            if self.pool is not None and not self.pool.can_start(self._setup):  # the zygote was killed just now
+                self._leave_to_consumer(worker, self._slots[worker].exit_reason)
+                return False
             self._fail(WorkerStartError(start_message(worker, len(self._slots), error)))
             return False
         return True

@@ -15,6 +15,7 @@ from __future__ import annotations
 import collections
 import itertools
 import math
+import re
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -83,15 +84,24 @@ class WorkerOptions:
     """How a Ray cluster is used. Only for Ray workers."""
 
 
+_OUTERMOST = re.compile(r'  File ".*", line \d+ in become_worker$')
+"""The outermost frame of a forked worker in what faulthandler writes after a crash. The frames outside it belong to the
+notebook: a hundred lines that would leave no space for the others."""
+
+
 class OutputTail:
     """The last lines of what a worker has written to its standard error."""
 
     def __init__(self) -> None:
         self._lines: collections.deque[str] = collections.deque(maxlen=100)
+        self._skips = False  # whether the frames that follow are left out
 
     def keep(self, text: str) -> None:
         """Add lines."""
-        for line in text.splitlines(keepends=True)[-100:]:
+        for line in text.splitlines(keepends=True):
+            if self._skips and line.startswith("  "):
+                continue
+            self._skips = _OUTERMOST.match(line) is not None
             self._lines.append(line if len(line) <= TAIL_LINE_SIZE else f"{line[:TAIL_LINE_SIZE]}...\n")
 
     def __str__(self) -> str:

@@ -28,6 +28,7 @@ import weakref
 from _thread import get_ident
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from types import GeneratorType
 from typing import Any, ClassVar, NamedTuple
 
 from nbloader._util import rng
@@ -135,9 +136,16 @@ class ProcessKind(WorkerKind):
         """Pickle the dataset and functions, unless workers are forked from this process.
 
         Raises:
-            DatasetTransferError: The dataset or a function cannot be pickled, and workers must not be forked.
+            DatasetTransferError: The dataset or a function cannot be pickled, and workers must not be forked; or each
+                forked worker would yield everything that the dataset, a generator, yields.
         """
         parts = LocalSetup(dataset, collate_fn, worker_init_fn, on_error)
+        if self.forks and self.options.num_workers > 1 and isinstance(dataset, GeneratorType):
+            raise DatasetTransferError(
+                f"dataset (generator) cannot be given to {self.options.num_workers} worker processes: each of them "
+                "would yield all samples. Pass an object whose __iter__ yields a part of the samples, such as a "
+                "torch.utils.data.IterableDataset that uses get_worker_info(), or use num_workers=1 or 0"
+            )
         if self.forks and self.options.may_heal and (package := threaded_package(*parts)):
             with contextlib.suppress(DatasetTransferError):  # it is forked nevertheless
                 setup = ProcessSetup(*parts)
@@ -425,7 +433,15 @@ class ProcessPool(WorkerPool):
                 open_pipe(ours, self._handed)
                 handle.lifeline = ours[-1]
                 fds = WorkerFds(theirs.sock.fileno(), theirs.stdout, theirs.stderr, theirs.status, theirs.stack)
-                zygote.fork(dump(start, None, NamePickler) if forked else b"", self._handed[-1], fds)
+                body = dump(start, None, NamePickler) if forked else b""
+                try:
+                    zygote.fork(body, self._handed[-1], fds)
+                except BrokenPipeError:  # it is being killed: its connection closes before it has ended
+                    zygote.close()
+                    if not self.can_start(setup):
+                        raise
+                    handle.zygote = zygote = self._zygote_for(setup, options.seed)
+                    zygote.fork(body, self._handed[-1], fds)
             self._register(handle)
             uid = handle.uid
             self._handles[uid] = handle
