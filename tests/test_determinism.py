@@ -172,10 +172,10 @@ LIBRARIES = {
 def test_seeded_runs_with_the_functions_of_libraries_are_equal_whatever_the_timing(module):
     function = getattr(pytest.importorskip(module), LIBRARIES[module])
     init = functools.partial(function, num_workers=2, rank=0) if module.startswith("transformers") else function
-    first = run(Uneven(40), worker_init_fn=init, workers="thread")
+    first = run(Uneven(40), worker_init_fn=init)
     for _ in range(2):
-        assert run(Uneven(40), worker_init_fn=init, workers="thread") == first
-    assert run(Uneven(40), seed=2, worker_init_fn=init, workers="thread") != first
+        assert run(Uneven(40), worker_init_fn=init) == first
+    assert run(Uneven(40), seed=2, worker_init_fn=init) != first
 
 
 @pytest.mark.filterwarnings("ignore:The random generator")  # the datasets hold one

@@ -496,8 +496,8 @@ def test_iterator_workers_have_their_pids_at_once():
     with DataLoader(WorkerIds(8), num_workers=2) as loader:
         batches = iter(loader)
         asked = [worker.pid for worker in batches._workers]
-        assert flat(i for _, i in batches) == list(range(8))
         assert asked == all_pids(loader)
+        assert flat(i for _, i in batches) == list(range(8))
 
 
 def test_iterator_workers_include_threads_and_do_not_exist_without_workers():
