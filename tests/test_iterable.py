@@ -150,6 +150,8 @@ def test_without_batching_samples_are_yielded_one_by_one(workers):
 
 
 def test_each_worker_yields_everything_if_the_dataset_does_not_shard():
+    with DataLoader(Range(4), None, num_workers=1, workers="thread") as loader:
+        list(loader)  # uses get_worker_info() in this process, which says nothing about the workers forked from it
     with (
         DataLoader(Unsharded(4), 2, num_workers=2) as loader,
         pytest.warns(UserWarning, match="The workers yield the same samples"),

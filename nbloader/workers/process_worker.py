@@ -51,7 +51,7 @@ from nbloader.workers.seeders import load_seeders
 from nbloader.workers.seeding import Seeding
 from nbloader.workers.status import SHARED_STATUS_SIZE, SharedStatus, WorkerState, WorkerStatus, is_abandoned
 from nbloader.workers.task_claims import CLAIMS_SIZE, MAX_BLOCK, TaskClaims
-from nbloader.workers.worker_info import ProcessContext
+from nbloader.workers.worker_info import ProcessContext, forget_use
 
 if TYPE_CHECKING:
     import asyncio
@@ -184,6 +184,7 @@ def _initialize(channel: Channel, assets: Assets) -> WorkerLoop | ConcurrentWork
     status.since, status.pid = _clock(), os.getpid()
     if status.abandoned:
         return None
+    forget_use()
     try:
         load_seeders(start.seeders)
         iterations = Iterations(start, assets.source())

@@ -52,6 +52,12 @@ def was_used() -> bool:
     return _used
 
 
+def forget_use() -> None:
+    """In a new worker: forget uses in the process that it was forked from."""
+    global _used  # noqa: PLW0603 - the process has one
+    _used = False
+
+
 class _ThreadLocal(threading.local):
     worker_info: WorkerInfo | None = None
     """The result of `get_worker_info()`; None outside of worker threads."""
