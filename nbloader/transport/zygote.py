@@ -22,6 +22,7 @@ A zygote belongs to one pool. It ends with its pool, or when the notebook's proc
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]
 import contextlib
 import ctypes
 import fcntl
@@ -195,6 +196,13 @@ class ForkedZygote(Zygote):
             collects = gc.isenabled()
             signals = signal.pthread_sigmask(signal.SIG_BLOCK, ())
             pids: list[int] = []
+            # Another thread may receive a signal, whose handler then raises an exception here, after any call. So one
+            # call does all of this, and nothing that it calls is written in Python (as `signal.pthread_sigmask` is).
+            finish: Callable[[], object] = functools.partial(list, map(operator.methodcaller("__call__"), (
+                functools.partial(self._pids.extend, filter((0).__lt__, pids)),
+                gc.enable if collects else gc.disable,
+                functools.partial(_signal.pthread_sigmask, signal.SIG_SETMASK, signals),
+            )))  # fmt: skip
             try:
                 signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
                 gc.disable()  # no garbage collection in the child: only the parent may finalize garbage
@@ -203,10 +211,7 @@ class ForkedZygote(Zygote):
                     self.disown()
                     become_zygote(theirs, parent, signals, run, check, collects=collects)
             finally:
-                if collects:
-                    gc.enable()
-                self._pids[:] = pids  # also after an interrupt
-                signal.pthread_sigmask(signal.SIG_SETMASK, signals)
+                finish()
 
     def _is_ready(self) -> bool:
         if self._channel is None:
