@@ -171,6 +171,13 @@ def test_an_object_with_iter_only_is_an_iterable_dataset():
         pytest.raises(DatasetTransferError, match="generator"),
     ):
         iter(loader)
+    with DataLoader((i for i in range(5)), 3, num_workers=1) as loader:  # each epoch has a copy, as in torch
+        assert [plain(loader), plain(loader)] == [[[0, 1, 2], [3, 4]]] * 2
+    with (
+        DataLoader((i for i in range(5)), 3, num_workers=2) as loader,
+        pytest.raises(DatasetTransferError, match="each of them would yield all of its samples"),
+    ):
+        iter(loader)
 
 
 def test_random_numbers_belong_to_the_batch_whichever_worker_produces_it():

@@ -7,6 +7,7 @@ import signal
 import time
 from _thread import get_ident
 from collections.abc import Callable, Iterator
+from types import GeneratorType
 from typing import Any
 
 from nbloader import events as ev
@@ -14,7 +15,7 @@ from nbloader._util.signals import raised_by_handler
 from nbloader.batch.task import Task
 from nbloader.engine.config import EngineConfig
 from nbloader.engine.leaving import LeavingWorkers
-from nbloader.errors import NbloaderError, WorkerDiedError, WorkerStartError
+from nbloader.errors import DatasetTransferError, NbloaderError, WorkerDiedError, WorkerStartError
 from nbloader.events.failures import LoaderFailure, descriptors_message, died_message, start_message
 from nbloader.events.gauges import FetchProgress, WorkerGauge
 from nbloader.events.remote_errors import rebuild
@@ -142,12 +143,21 @@ class WorkerGroup:
             The setup; None if the present setup holds the same dataset and functions.
 
         Raises:
-            DatasetTransferError: The dataset or a function cannot be sent to workers.
+            DatasetTransferError: The dataset or a function cannot be sent to workers; or the dataset is a generator, of
+                which each forked worker would yield everything.
         """
         old = self._setup
         if old is not None and kind.connected and old.holds(dataset, collate_fn, worker_init_fn, on_error):
             return None
-        return kind.pack(dataset, collate_fn, worker_init_fn, on_error)
+        setup = kind.pack(dataset, collate_fn, worker_init_fn, on_error)
+        if isinstance(dataset, GeneratorType) and len(self._slots) > 1 and kind.inherits(setup):
+            raise DatasetTransferError(
+                f"dataset (generator) cannot be given to {len(self._slots)} worker processes: each of them would yield "
+                "all of its samples. Pass an object whose __iter__ yields a part of the samples, for example "
+                "itertools.islice(samples, info.id, None, info.num_workers) with info = "
+                "torch.utils.data.get_worker_info(), or use num_workers=1 or 0"
+            )
+        return setup
 
     def use_setup(self, setup: WorkerSetup) -> bool:
         """Choose the setup that new workers receive. Running workers keep the previous setup until they are restarted.

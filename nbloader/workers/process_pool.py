@@ -28,7 +28,6 @@ import weakref
 from _thread import get_ident
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from types import GeneratorType
 from typing import Any, ClassVar, NamedTuple
 
 from nbloader._util import rng
@@ -136,16 +135,9 @@ class ProcessKind(WorkerKind):
         """Pickle the dataset and functions, unless workers are forked from this process.
 
         Raises:
-            DatasetTransferError: The dataset or a function cannot be pickled, and workers must not be forked; or each
-                forked worker would yield everything that the dataset, a generator, yields.
+            DatasetTransferError: The dataset or a function cannot be pickled, and workers must not be forked.
         """
         parts = LocalSetup(dataset, collate_fn, worker_init_fn, on_error)
-        if self.forks and self.options.num_workers > 1 and isinstance(dataset, GeneratorType):
-            raise DatasetTransferError(
-                f"dataset (generator) cannot be given to {self.options.num_workers} worker processes: each of them "
-                "would yield all samples. Pass an object whose __iter__ yields a part of the samples, such as a "
-                "torch.utils.data.IterableDataset that uses get_worker_info(), or use num_workers=1 or 0"
-            )
         if self.forks and self.options.may_heal and (package := threaded_package(*parts)):
             with contextlib.suppress(DatasetTransferError):  # it is forked nevertheless
                 setup = ProcessSetup(*parts)
