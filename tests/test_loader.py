@@ -284,8 +284,10 @@ def test_unused_iterators_do_not_affect_the_next_epoch():
     with DataLoader(Images(200), 2, num_workers=2) as loader:
         for _ in range(20):
             iter(loader)
-        assert len(list(loader)) == 100
-        assert sorted(all_pids(loader)) == sorted(process.pid for process in worker_processes())
+        batches = iter(loader)
+        mine = sorted(all_pids(loader))
+        wait_for(lambda: sorted(process.pid for process in worker_processes()) == mine)
+        assert len(list(batches)) == 100
 
 
 def test_an_exhausted_iterator_stays_exhausted():
@@ -456,8 +458,9 @@ def test_worker_init_fn_is_called_once_per_worker_with_its_id(tmp_path):
         (tmp_path / f"{worker} of {nbloader.get_worker_info().num_workers}").touch()
 
     with DataLoader(Numbers(6), 2, num_workers=3, worker_init_fn=init) as loader:
-        list(loader)
+        batches = iter(loader)
         wait_for(lambda: len(list(tmp_path.iterdir())) == 3)
+        list(batches)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["0 of 3", "1 of 3", "2 of 3"]
 
 
@@ -482,7 +485,7 @@ def test_restarted_workers_import_edited_modules_anew(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     edited = __import__("edited")
-    with DataLoader(edited.Data(4), 4, num_workers=1) as loader:
+    with DataLoader(edited.Data(4), 4, num_workers=1, multiprocessing_context="forkserver") as loader:
         assert flat(loader) == [1, 1, 1, 1]
         module.write_text(module.read_text().replace("return 1", "return 22"))
         loader.restart_workers()
@@ -511,7 +514,7 @@ def test_persistent_workers_keep_their_copy_of_the_dataset_until_reload():
 
 
 def test_workers_are_not_replaced_while_the_dataset_is_unchanged():
-    with DataLoader(Sums(np.ones((4, 20_000))), 4, num_workers=2) as loader:
+    with DataLoader(Sums(np.ones((4, 20_000))), 4, num_workers=2, multiprocessing_context="forkserver") as loader:
         list(loader)
         before = all_pids(loader)
         for _ in range(3):
@@ -692,7 +695,7 @@ def test_a_batch_that_is_ready_does_not_wait_for_more_than_one_draw_of_a_slow_sa
 
 
 def test_events_of_workers_and_epochs_are_in_order():
-    loader = DataLoader(Numbers(8), 2, num_workers=2)
+    loader = DataLoader(Numbers(8), 2, num_workers=2, persistent_workers=True)
     list(loader)
     wait_for(lambda: len(events(loader, ev.WorkerReady)) == 2)
     loader.restart_workers([1])
@@ -781,7 +784,7 @@ def test_on_wait_callbacks_run_while_the_consumer_waits_and_are_removed_when_the
 
 
 def test_the_workers_of_an_unreferenced_loader_end():
-    loader = DataLoader(Numbers(10), 2, num_workers=2)
+    loader = DataLoader(Numbers(10), 2, num_workers=2, persistent_workers=True)
     list(loader)
     loader.itself = loader  # a reference cycle, as trainers often have
     assert len(all_pids(loader)) == 2
@@ -792,7 +795,7 @@ def test_the_workers_of_an_unreferenced_loader_end():
 
 def test_the_finalizer_can_run_on_any_thread():
     """The garbage collector may run on any thread, at any point: here on the supervisor."""
-    loader = DataLoader(Numbers(10), 2, num_workers=2)
+    loader = DataLoader(Numbers(10), 2, num_workers=2, persistent_workers=True)
     list(loader)
     running = all_pids(loader)
     loader.itself = loader
