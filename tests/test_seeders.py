@@ -52,6 +52,13 @@ def registered(monkeypatch):
     register_seeder(Jitter, lambda transform, seed: transform.set_random_state(seed))
 
 
+def drawn():
+    """A number that belongs to the batch, also in worker threads."""
+    info = nbloader.get_worker_info()
+    own = None if info is None else info.rng
+    return random.random() if own is None else own.random_generator.random()
+
+
 class Transformed(Numbers):
     """Has transforms in several places, and one object that threads must share."""
 
@@ -66,7 +73,7 @@ class Transformed(Numbers):
 
     def __getitem__(self, i):
         first, others = self.transforms
-        return i, first(0.0), others["flip"](0.0), random.random()
+        return i, first(0.0), others["flip"](0.0), drawn()
 
 
 DATASETS = {
@@ -218,6 +225,7 @@ class Stream(IterableDataset):
             yield i, self.jitter(0.0)
 
 
+@pytest.mark.filterwarnings("ignore:the dataset .Stream. has not called")  # it has no shards
 @with_workers
 def test_workers_of_a_stream_draw_different_numbers(workers, registered):
     def epoch():
@@ -289,7 +297,7 @@ def test_what_cannot_be_registered_says_why(monkeypatch):
     lock = threading.Lock()
     register_seeder(Jitter, lambda _transform, _seed: lock)
     with (
-        DataLoader(Transformed(8), 4, num_workers=1) as loader,
+        DataLoader(Transformed(8), 4, num_workers=1, multiprocessing_context="forkserver") as loader,
         pytest.raises(DatasetTransferError, match=r"register_seeder\(\) for .*Jitter cannot be sent"),
     ):
         list(loader)
