@@ -112,7 +112,7 @@ IN_WORKER: dict[str, tuple[Callable[[], None], str]] = {
     "abort": (abort, REDONE),
     "`os._exit`": (os_exit, REDONE),
     "`sys.exit`": (sys.exit, REDONE),
-    "fork server killed": (kill_the_fork_server, REDONE),
+    "zygote killed": (kill_the_fork_server, REDONE),
     "hang, restarted": (light.sleep, REDONE),
     "deadlock in C, restarted": (light.hang_in_c, REDONE),
     "SIGSTOP, restarted": (stop, REDONE),
@@ -190,7 +190,7 @@ class InEncoding:
 def in_stage(stage: str, n: int, once: Once) -> dict[str, Any]:
     """Arguments of a loader in whose workers something happens in this stage."""
     if stage == "unpickling":
-        return {"dataset": InUnpickling(n, once=once)}
+        return {"dataset": InUnpickling(n, once=once), "multiprocessing_context": "forkserver"}
     if stage == "initialization":
         return {"dataset": Numbers(n), "worker_init_fn": lambda _worker: once()}
     if stage == "fetch":

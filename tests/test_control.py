@@ -25,7 +25,7 @@ def events(loader, kind):
 
 
 def test_the_number_of_workers_can_change_during_an_epoch():
-    with DataLoader(Slow(240, wait=0.001), 2, num_workers=2) as loader:
+    with DataLoader(Slow(240, wait=0.001), 2, num_workers=2, persistent_workers=True) as loader:
         got = []
         sizes = {10: 4, 30: 1, 50: 3, 52: 1, 54: 5, 90: 2}
         for number, batch in enumerate(loader):
@@ -99,7 +99,7 @@ def test_new_workers_are_assigned_batches_while_the_loop_waits(tmp_path):
 
 
 def test_resizing_between_epochs_applies_to_the_next_epoch():
-    with DataLoader(Numbers(20), 2, num_workers=1) as loader:
+    with DataLoader(Numbers(20), 2, num_workers=1, persistent_workers=True) as loader:
         loader.num_workers = 3
         assert flat(loader) == list(range(20))
         wait_for(lambda: len(worker_processes()) == 3)
@@ -379,7 +379,7 @@ def test_a_supervisor_that_raises_is_restarted_and_logged(caplog, monkeypatch, t
 
 
 def test_commands_are_executed_in_the_order_in_which_they_were_given():
-    with DataLoader(Slow(40), 2, num_workers=2) as loader:
+    with DataLoader(Slow(40), 2, num_workers=2, multiprocessing_context="forkserver") as loader:
         epoch = iter(loader)
         got = [next(epoch)]
         with loader._engine.lock:  # so that both wait

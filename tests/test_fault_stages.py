@@ -61,7 +61,7 @@ def kill_workers(loader):
             os.kill(pid, signal.SIGKILL)
 
 
-def kill_fork_server_of(worker):
+def kill_zygote_of(worker):
     """Kill the parent of this worker process; the fork server of workers with torch is left alone."""
     os.kill(psutil.Process(worker).ppid(), signal.SIGKILL)
 
@@ -104,7 +104,7 @@ def test_a_fault_in_a_worker(fault, tmp_path):
             (event,) = wait_for(lambda: died(loader))  # the others may have been quicker than the news
             assert event.exitcode == EXIT_CODES[fault.kind]
         assert flat(loader) == list(range(24)), "the next epoch"
-        assert len(died(loader)) == (fault.kind in EXIT_CODES) or fault.kind == "fork server killed"
+        assert len(died(loader)) == (fault.kind in EXIT_CODES) or fault.kind == "zygote killed"
 
 
 def epoch_of(loader, *, until_an_error):
@@ -243,7 +243,7 @@ def _(tmp_path):
             list(loader)
 
 
-@provokes("the fork server is killed", "waiting for a batch", REDONE)
+@provokes("the zygote is killed", "waiting for a batch", REDONE)
 def _(tmp_path):
     flag = tmp_path / "flag"
     flag.touch()
@@ -252,7 +252,7 @@ def _(tmp_path):
         def strike():
             wait_for(lambda: len(working(loader)) == 2)
             before = set(pids(loader))
-            kill_fork_server_of(min(before))
+            kill_zygote_of(min(before))
             wait_for(lambda: before.isdisjoint(pids(loader)))
             flag.unlink()
 
@@ -270,9 +270,9 @@ def _(tmp_path):
     provoke_while_sending(tmp_path, lambda pid: os.kill(pid, signal.SIGSTOP), restart=True)
 
 
-@provokes("the fork server is killed", "receiving", REDONE)
+@provokes("the zygote is killed", "receiving", REDONE)
 def _(tmp_path):
-    provoke_while_sending(tmp_path, kill_fork_server_of)
+    provoke_while_sending(tmp_path, kill_zygote_of)
 
 
 def provoke_while_sending(tmp_path, strike, *, restart=False):
@@ -405,9 +405,9 @@ def _(_tmp_path):
     provoke_in_the_loop(kill_workers)
 
 
-@provokes("the fork server is killed", "loop", REDONE)
+@provokes("the zygote is killed", "loop", REDONE)
 def _(_tmp_path):
-    provoke_in_the_loop(lambda loader: kill_fork_server_of(wait_for(lambda: pids(loader))[0]))
+    provoke_in_the_loop(lambda loader: kill_zygote_of(wait_for(lambda: pids(loader))[0]))
 
 
 @provokes("a subscriber of events raises", "loop", "logged; it is removed")
@@ -445,11 +445,11 @@ def _(_tmp_path):
         assert flat(loader) == list(range(24))
 
 
-@provokes("the fork server is killed", "between two epochs", NOTHING)
+@provokes("the zygote is killed", "between two epochs", NOTHING)
 def _(_tmp_path):
     with DataLoader(Numbers(24), 2, num_workers=2, persistent_workers=True) as loader:
         assert flat(loader) == list(range(24))
-        kill_fork_server_of(wait_for(lambda: pids(loader))[0])
+        kill_zygote_of(wait_for(lambda: pids(loader))[0])
         assert flat(loader) == list(range(24))
 
 
@@ -500,9 +500,9 @@ def _(tmp_path):
     provoke_closing(tmp_path, lambda pid: os.kill(pid, signal.SIGSTOP))
 
 
-@provokes("the fork server is killed", "closing", NOTHING)
+@provokes("the zygote is killed", "closing", NOTHING)
 def _(tmp_path):
-    provoke_closing(tmp_path, kill_fork_server_of)
+    provoke_closing(tmp_path, kill_zygote_of)
 
 
 def provoke_closing(tmp_path, strike):

@@ -96,8 +96,13 @@ class Fetched(Numbers):
 
 
 PICKLED = {
-    "dataset": lambda: DataLoader(Numbers(4, held=Interrupted()), num_workers=1),
-    "collate_fn": lambda: DataLoader(Numbers(4), collate_fn=functools.partial(print, Interrupted()), num_workers=1),
+    "dataset": lambda: DataLoader(Numbers(4, held=Interrupted()), num_workers=1, multiprocessing_context="forkserver"),
+    "collate_fn": lambda: DataLoader(
+        Numbers(4),
+        collate_fn=functools.partial(print, Interrupted()),
+        num_workers=1,
+        multiprocessing_context="forkserver",
+    ),
     "indices": lambda: DataLoader(Numbers(4), batch_sampler=[[Interrupted()]], num_workers=1),
     "sampler": lambda: DataLoader(Numbers(4), sampler=Sampler()),
 }
@@ -188,7 +193,9 @@ def test_an_interrupt_at_any_point_of_an_upload_costs_no_batch_silently_and_chan
         return [point for point in interrupts.points if point[0].endswith(UPLOADS)]
 
     device = StandIn(1)
-    with DataLoader(Rows(5), 1, num_workers=num_workers, device=device, upload_ahead=1) as loader:
+    with DataLoader(
+        Rows(5), 1, num_workers=num_workers, persistent_workers=num_workers > 0, device=device, upload_ahead=1
+    ) as loader:
         iterate()
         for point in iterate():
             iterate(point)

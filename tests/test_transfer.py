@@ -640,7 +640,7 @@ def segments_out(loader):
 
 def test_an_abandoned_loop_releases_what_was_uploaded_ahead():
     device = StandIn(None)
-    with DataLoader(Images(80), 4, num_workers=2, device=device) as loader:
+    with DataLoader(Images(80), 4, num_workers=2, persistent_workers=True, device=device) as loader:
         for _ in range(5):
             next(iter(loader))
             batches = list(loader)  # the workers overwrite what was abandoned
@@ -878,7 +878,7 @@ def test_a_gpu_tensor_from_a_worker_is_a_clear_error(options):
 
 def test_a_gpu_tensor_in_the_dataset_is_a_clear_error():
     with (
-        DataLoader(Numbers(4, table=OnDevice()), 2, num_workers=1) as loader,
+        DataLoader(Numbers(4, table=OnDevice()), 2, num_workers=1, multiprocessing_context="forkserver") as loader,
         pytest.raises(DatasetTransferError, match="a tensor on cuda:0 cannot be sent"),
     ):
         next(iter(loader))

@@ -115,12 +115,13 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
         self._checksum_due = 0
         """When the next checksum may be computed, `time.perf_counter_ns()`."""
         self._kept: Delivery | None = None  # taken, but not delivered (yet): after an interrupt, or on a full device
-        engine.open_iteration(run, plan)
         self._resources = _Resources(run, context.events, context.transfer)
+        # Before the iteration is opened: after an interrupt, one that nothing closes would keep its workers.
+        self._closer = weakref.finalize(self, _abandon, engine, self._resources)
+        engine.open_iteration(run, plan)
         if plan.reader is not None:
             plan.reader.when_ready(self._resources.wakeup.set)
             self._resources.reader = plan.reader
-        self._closer = weakref.finalize(self, _abandon, engine, self._resources)
 
     def begin(self, consumer: Consumer) -> EpochIterator[T_co]:
         """Begin the epoch for a consumer. Before this, nothing is published, and nothing refers to the loader."""
