@@ -430,6 +430,7 @@ def test_workers_take_over_settings_of_libraries_at_the_beginning_of_each_epoch(
         np.printoptions(precision=2),
         np.errstate(under="raise"),
     ):
+        warnings.simplefilter("always")  # workers have the filters of this process, and here warnings are errors
         [before] = loader
         assert before.items() >= {**plain, "printed": "array([0.33])", "float errors": "raise"}.items()
         try:
@@ -443,6 +444,7 @@ def test_workers_take_over_settings_of_libraries_at_the_beginning_of_each_epoch(
         finally:
             torch.set_default_dtype(dtype)
             log.setLevel(logging.NOTSET)
+        assert after.pop("pid") != before.pop("pid")
         assert after == {
             **before,
             "dtype": "torch.float64",
@@ -507,7 +509,8 @@ def test_persistent_workers_keep_their_copy_of_the_dataset_until_reload():
     with DataLoader(data, 4, num_workers=1, persistent_workers=True) as loader:
         before, pid = flat(loader), all_pids(loader)
         data.array = np.zeros((4, 20_000))
-        assert flat(loader) == before
+        with pytest.warns(UserWarning, match="`array` of the dataset .* keep the old value"):
+            assert flat(loader) == before
         assert pids(loader) == pid
         loader.reload()
         assert flat(loader) == [0, 0, 0, 0]
@@ -816,9 +819,7 @@ def test_twenty_epochs_do_not_leak():
         return process.num_fds(), threading.active_count(), sorted(p.pid for p in process.children(recursive=True))
 
     with DataLoader(Images(64), 4, num_workers=2) as loader:
-        list(loader)
-        all_pids(loader)
-        for _ in range(3):
+        for _ in range(4):
             list(loader)
         before, memory = belongings(), process.memory_info().rss
         for _ in range(20):
@@ -887,6 +888,18 @@ def test_a_script_without_main_guard_works(tmp_path):
             def __getitem__(self, key):
                 return key.i * factor
 
+        class Wrong(Exception):
+            pass
+
+        class Fails(Data):
+            def __getitem__(self, i):
+                raise Wrong
+
+        with DataLoader(Fails(), 2, num_workers=1) as loader:
+            try:
+                list(loader)
+            except Wrong:
+                pass
         with DataLoader(Data(), 2, num_workers=2) as loader:
             for batch in loader:
                 assert type(batch) is Item

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pickle
 import traceback
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -71,12 +72,18 @@ def describe(error: BaseException, *, by_value: bool = True) -> ErrorInfo:
     text = "".join(traceback.format_exception(type(error), error, trace))
     pickled = None
     if by_value:
-        try:
-            pickled = cloudpickle.dumps(error)
-            pickle.loads(pickled)
-        except Exception:  # noqa: BLE001 - an exception's own pickling may raise anything
-            pickled = None
+        # A class of the notebook is pickled by name where it has one: in a worker that was forked from the notebook.
+        pickled = _pickled(error, pickle.dumps) or _pickled(error, cloudpickle.dumps)
     return ErrorInfo(pickled, type(error).__name__, message_of(error), text)
+
+
+def _pickled(error: BaseException, dumps: Callable[[Any], bytes]) -> bytes | None:
+    try:
+        pickled = dumps(error)
+        pickle.loads(pickled)
+    except Exception:  # noqa: BLE001 - an exception's own pickling may raise anything
+        return None
+    return pickled
 
 
 def message_of(error: BaseException) -> str:

@@ -26,7 +26,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeAlias
 
-import cloudpickle
 import numpy as np
 
 from nbloader._util import rng
@@ -35,7 +34,7 @@ from nbloader.batch.collate import Plan, collate_object, convert, plan_batch
 from nbloader.batch.header import IN_ARENA, MEASURE_CPU_EVERY, MEASURE_NS, NOT_MEASURED, PICKLED, pack_header
 from nbloader.batch.layout_cache import LayoutCache
 from nbloader.batch.pickled_indices import PickledIndices
-from nbloader.batch.pickling import pickle_by_name
+from nbloader.batch.pickling import CodePickler, dump, pickle_by_name
 from nbloader.batch.rows import MemoryPlan, Selection
 from nbloader.batch.serialize import ArrayToBeTensor, dump_extras, dump_object
 from nbloader.events.remote_errors import describe
@@ -729,7 +728,7 @@ class BatchEncoder:
                 self._layouts.clear()
                 self._known = LayoutCache()
             layout = self._layouts[tree] = len(self._layouts)
-            self._send(Kind.LAYOUT, layout.to_bytes(8, "little"), cloudpickle.dumps(tree))
+            self._send(Kind.LAYOUT, layout.to_bytes(8, "little"), dump(tree, None, CodePickler))
         return layout
 
     def _write(self, nbytes: int, write: Callable[[Any], None]) -> Block:
