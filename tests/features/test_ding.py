@@ -12,6 +12,7 @@ import torch
 from datasets import Deadly, Images, Numbers, Raises, Slow, Structured, flat, pids, sigkill, wait_for
 from same import assert_same
 
+import nbloader
 from nbloader import DataLoader, LoaderClosedError
 from nbloader import events as ev
 from nbloader.scheduler.prefetch import EXTENSION_BATCHES
@@ -60,7 +61,7 @@ def test_samples_of_a_source_are_collated_by_default(how):
 
 def test_functions_run_in_the_workers(with_workers):
     with DataLoader.from_source(
-        lambda n: [torch.utils.data.get_worker_info] * n, 2, collate_fn=ids, **with_workers
+        lambda n: [nbloader.get_worker_info] * n, 2, collate_fn=ids, **with_workers
     ) as it:
         assert set(next(iter(it))) <= {0, 1}
 
@@ -274,7 +275,7 @@ def test_a_failing_chunk_fails_its_batch_only(with_workers):
 
 def test_one_large_batch_is_loaded_in_parallel(with_workers):
     """Two workers, 16 samples of 20 ms: little more than half of 320 ms."""
-    with DataLoader(Slow(16, wait=0.02), 16, chunk_size=8, **with_workers) as loader:
+    with DataLoader(Slow(16, wait=0.02), 16, chunk_size=8, persistent_workers=True, **with_workers) as loader:
         list(loader)
 
         def duration():
