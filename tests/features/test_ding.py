@@ -60,9 +60,7 @@ def test_samples_of_a_source_are_collated_by_default(how):
 
 
 def test_functions_run_in_the_workers(with_workers):
-    with DataLoader.from_source(
-        lambda n: [nbloader.get_worker_info] * n, 2, collate_fn=ids, **with_workers
-    ) as it:
+    with DataLoader.from_source(lambda n: [nbloader.get_worker_info] * n, 2, collate_fn=ids, **with_workers) as it:
         assert set(next(iter(it))) <= {0, 1}
 
 
