@@ -1,10 +1,12 @@
-"""Recognizes exceptions raised by signal handlers, such as a TimeoutError that limits the run time of a cell."""
+"""Recognizes exceptions raised by signal handlers, such as a TimeoutError of a time limit, and defers interrupts."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import signal
 import threading
+from collections.abc import Iterator
 from types import CodeType
 from typing import Any
 
@@ -24,6 +26,25 @@ def raised_by_handler(error: BaseException) -> bool:
             return True
         traceback = traceback.tb_next
     return False
+
+
+@contextlib.contextmanager
+def interrupts_deferred() -> Iterator[None]:
+    """Defer a KeyboardInterrupt until the end of the block, where it would be lost or do harm.
+
+    Only the main thread is interrupted; on other threads this does nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    held: list[int] = []
+    previous = signal.signal(signal.SIGINT, lambda signum, _frame: held.append(signum))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous if previous is not None else signal.default_int_handler)
+        if held:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _code_of(handler: Any) -> CodeType | None:

@@ -24,11 +24,12 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
-import signal
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
+
+from nbloader._util.signals import interrupts_deferred
 
 log = logging.getLogger(__name__)
 
@@ -132,7 +133,7 @@ def _take_from_pair(kernel: Any) -> list[Message]:
     ours: list[Message] = []
     replies = manager.get_subshell_to_shell_channel_socket(None)
     # Read until the socket is empty: its descriptor is edge-triggered, so remaining messages would not wake the loop.
-    with _interrupts_deferred():
+    with interrupts_deferred():
         while True:
             try:
                 frames = stream.socket.recv_multipart(zmq.NOBLOCK, copy=False)
@@ -150,7 +151,7 @@ def _take_from_queue(kernel: Any) -> list[Message]:
     import zmq
 
     ours: list[Message] = []
-    with _interrupts_deferred():
+    with interrupts_deferred():
         kernel.shell_stream.flush(zmq.POLLIN)  # from the socket into the queue
         keep = []
         while kernel.msg_queue.qsize():
@@ -212,16 +213,3 @@ def _handle(kernel: Any, idents: Any, msg: dict[str, Any], stream: Any) -> None:
         kernel._publish_status(
             "busy", "shell", parent=cell
         )  # otherwise the page would show the running cell as finished
-
-
-@contextlib.contextmanager
-def _interrupts_deferred() -> Iterator[None]:
-    """Defer a KeyboardInterrupt, which would lose messages that are being moved between two queues."""
-    held: list[int] = []
-    previous = signal.signal(signal.SIGINT, lambda signum, _frame: held.append(signum))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous if previous is not None else signal.default_int_handler)
-        if held:
-            signal.raise_signal(signal.SIGINT)

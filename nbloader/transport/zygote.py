@@ -40,10 +40,12 @@ import stat
 import sys
 import time
 import traceback
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn, TextIO
 
+from nbloader._util.signals import interrupts_deferred
 from nbloader._util.system import ROOT, working_directory
 from nbloader.transport import zygote_process
 from nbloader.transport.channel import Channel, Kind
@@ -82,6 +84,7 @@ class Zygote:
         self._channel: Channel | None = None
         self._pids: list[int] = []  # at most one
         self._owner = os.getpid()
+        weakref.finalize(self, _end, self._pids, self._owner).atexit = False  # if `close` was interrupted
 
     @property
     def pid(self) -> int:
@@ -115,15 +118,7 @@ class Zygote:
 
     def close(self) -> None:
         """End the process, and with it every worker that it has forked."""
-        if self._owner != os.getpid():
-            self.disown()
-            return
-        for pid in self._pids:
-            with contextlib.suppress(ChildProcessError):  # other code has waited for it
-                if os.waitpid(pid, os.WNOHANG) == (0, 0):
-                    os.kill(pid, signal.SIGKILL)
-                    os.waitpid(pid, 0)
-        self._pids.clear()
+        _end(self._pids, self._owner)
         self.disown()
 
     def disown(self) -> None:
@@ -131,6 +126,16 @@ class Zygote:
         if self._channel is not None:
             self._channel.close()
             self._channel = None
+
+
+def _end(pids: list[int], owner: int) -> None:
+    """Kill child processes of the process `owner`, wait until they have ended, and empty the list."""
+    while pids and owner == os.getpid():
+        with contextlib.suppress(ChildProcessError):  # other code has waited for it
+            if os.waitpid(pids[-1], os.WNOHANG) == (0, 0):
+                os.kill(pids[-1], signal.SIGKILL)
+                os.waitpid(pids[-1], 0)
+        del pids[-1:]
 
 
 class CleanZygote(Zygote):
@@ -177,7 +182,8 @@ class ForkedZygote(Zygote):
             ZygoteHungError: No zygote became ready.
         """
         for _ in range(MAX_FORKS):
-            self._start_once(run, check)
+            with interrupts_deferred():  # Python drops what a handler raises in functions that it calls after a fork
+                self._start_once(run, check)
             if self._is_ready():
                 return
             log.debug("zygote %d was not ready after %g s", self.pid, READY_LIMIT)
