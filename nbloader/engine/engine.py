@@ -538,7 +538,7 @@ class Engine:
 
     def _is_open(self) -> bool:
         self._execute_commands()  # an iteration that has ended may not be closed yet
-        return bool(self._dispatcher.iterations)
+        return self._group.pool is not None and bool(self._dispatcher.iterations)
 
     def open_iteration(self, run: int, plan: EpochPlan) -> None:
         """Open an iteration. Other iterations are parked until their consumers request a batch again.
