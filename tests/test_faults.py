@@ -850,10 +850,11 @@ def test_after_interrupts_at_any_moment_the_loader_stays_usable(tmp_path, persis
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_workers_do_not_delay_the_shutdown_of_a_kernel(method):
     """ipykernel signals the children in its process group, and waits until they are reaped."""
-    with DataLoader(Numbers(4), num_workers=1, multiprocessing_context=method) as loader:
+    with DataLoader(Numbers(4), num_workers=1, multiprocessing_context=method, persistent_workers=True) as loader:
         next(iter(loader))
-        for process in psutil.Process().children(recursive=True):
-            assert os.getpgid(process.pid) != os.getpgrp()
+        [worker] = all_pids(loader)
+        for pid in (worker, psutil.Process(worker).ppid()):
+            assert os.getpgid(pid) != os.getpgrp()
 
 
 def test_an_exception_of_a_signal_handler_counts_as_an_interrupt(monkeypatch):

@@ -142,7 +142,7 @@ def test_arrays_of_a_custom_batch_are_rebuilt_by_their_type():
 
 
 def test_the_segment_of_an_image_is_returned_while_its_label_is_kept():
-    with DataLoader(Images(40), 4, num_workers=1) as loader:
+    with DataLoader(Images(40), 4, num_workers=1, persistent_workers=True) as loader:
         labels = [batch["label"] for batch in loader]
         gc.collect()
         (handle,) = loader._engine._group.pool.handles.values()

@@ -66,7 +66,8 @@ class Stub:
                 if isinstance(command, StartWorker):
                     self._entries += [WorkerLaunched(command.uid), WorkerInitialized(command.uid)]
                 elif isinstance(command, SubmitTasks):
-                    self._entries += [self._batch(command.uid, *key) for key in command.keys]
+                    sent = map(pickle.loads, command.tasks)
+                    self._entries += [self._batch(command.uid, task.run, task.job) for task in sent]
                 elif isinstance(command, CloseNode):
                     self._entries.append(NodeClosed())
             self._changed.notify()

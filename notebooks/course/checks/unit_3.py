@@ -205,7 +205,8 @@ def rescue(function: Callable[[Any], Any]) -> str:
     ended: list[int] = []
     restarted = threading.Event()
 
-    with DataLoader(dataset, batch_size=2, num_workers=3, prefetch_factor=2, output="numpy") as loader:
+    arguments: dict[str, Any] = {"batch_size": 2, "num_workers": 3, "prefetch_factor": 2, "output": "numpy"}
+    with DataLoader(dataset, **arguments, persistent_workers=True) as loader:  # no worker ends with the epoch
 
         def follow(event: Any) -> None:
             if isinstance(event, WorkerDied):
