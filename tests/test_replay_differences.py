@@ -35,7 +35,6 @@ WORKERS = {
     "no workers": {},
     "processes": {"num_workers": 2},
     "threads": {"num_workers": 2, "workers": "thread"},
-    "pickled": {"num_workers": 1, "transport": "pickle"},
 }
 with_workers = pytest.mark.parametrize("workers", WORKERS.values(), ids=WORKERS)
 

@@ -137,7 +137,7 @@ def test_a_worker_survives_a_request_at_any_moment(tmp_path, monkeypatch):
 
 def test_a_worker_that_cannot_respond_raises_within_bounded_time(monkeypatch):
     monkeypatch.setattr(stack_probe, "WAIT", 0.3)
-    with DataLoader(Numbers(4), 2, num_workers=2) as loader:
+    with DataLoader(Numbers(4), 2, num_workers=2, persistent_workers=True) as loader:
         with pytest.raises(NbloaderError, match="worker 1 is not running"):
             loader.stack(1)
         assert flat(loader) == [0, 1, 2, 3]

@@ -31,6 +31,7 @@ from nbloader.events.gauges import FetchProgress, WorkerGauge
 from nbloader.events.stack_samples import StackCount
 from nbloader.sampling.index_arrays import IndexArray
 from nbloader.sampling.shard_plan import IterableOptions
+from nbloader.transport.zygote import SUPPORTED
 from nbloader.workers.messages import WorkerMessage
 from nbloader.workers.ray_options import RayOptions
 from nbloader.workers.status import WorkerState, WorkerStatus
@@ -65,7 +66,7 @@ class WorkerOptions:
     num_workers: int = 1
     seed: int = 0
     """The base seed of the epoch in which the worker starts. The worker's seed is the base seed plus the worker id."""
-    start_method: str = "fork"
+    start_method: str = "fork" if SUPPORTED else "forkserver"
     """"fork", "forkserver" or "spawn". Only for worker processes."""
     may_heal: bool = False
     """Whether workers may be clean ones instead of forks of this process, if forked ones hang: no start method was
