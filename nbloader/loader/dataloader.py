@@ -557,7 +557,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """Replace workers with new ones, at any time and from any thread; returns at once.
 
         Other workers produce the batches that were assigned to them; the consumer still gets every batch once and in
-        order. New workers import the current version of edited modules. Without workers, this is a no-op.
+        order. The new workers have the notebook's state from the beginning of the epoch, as the others have. To give
+        them the present one, call `reload()`. Without workers, this is a no-op.
 
         The new workers start at once. An old worker ends after its present sample, and so releases a lock that the
         sample holds. It is killed at once if it is stuck: if its batch takes more than 2 s and ten times as long as

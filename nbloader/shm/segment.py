@@ -422,6 +422,9 @@ class SegmentWriter:
         fd = anonymous_file(size)
         try:
             memory = mapped(fd, size)
+        except OSError as error:
+            os.close(fd)
+            raise no_memory(size, str(error)) from error
         except BaseException:
             os.close(fd)
             raise

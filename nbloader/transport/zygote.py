@@ -41,7 +41,7 @@ import sys
 import time
 import traceback
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn, TextIO
 
@@ -58,6 +58,8 @@ SUPPORTED = hasattr(os, "fork") and hasattr(os, "pidfd_open")
 """Whether this process can be forked: Linux, and a Python with `os.pidfd_open`."""
 READY_LIMIT = 2.0
 """Seconds within which a forked zygote must be ready."""
+LOG_LIMIT = 0.1
+"""Seconds to wait for each lock of logging."""
 MAX_FORKS = 3
 """Number of forked zygotes that may not become ready before the start fails."""
 DRAWING_THREADS = 4
@@ -182,7 +184,8 @@ class ForkedZygote(Zygote):
             ZygoteHungError: No zygote became ready.
         """
         for _ in range(MAX_FORKS):
-            with interrupts_deferred():  # Python drops what a handler raises in functions that it calls after a fork
+            # Deferred: Python drops what a handler raises in functions that it calls after a fork.
+            with interrupts_deferred(), _between_log_records():
                 self._start_once(run, check)
             if self._is_ready():
                 return
@@ -237,6 +240,22 @@ class ForkedZygote(Zygote):
 
 
 # ---- the fork -----------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _between_log_records() -> Iterator[None]:
+    """Hold the locks of logging, so that no thread is writing to a log file.
+
+    logging renews its own locks in a forked process, but not the lock of the file's buffer. The locks are taken in the
+    order in which logging takes them. One that is not free in time is skipped: its holder may be waiting for another.
+    """
+    handlers = [reference() for reference in list(logging._handlerList)]  # type: ignore[attr-defined]
+    locks = [logging._lock, *(getattr(handler, "lock", None) for handler in handlers)]  # type: ignore[attr-defined]
+    with contextlib.ExitStack() as held:
+        for lock in locks:
+            if lock is not None and lock.acquire(timeout=LOG_LIMIT):
+                held.callback(lock.release)
+        yield
 
 
 def _end_openmp_threads() -> None:
