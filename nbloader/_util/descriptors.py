@@ -17,12 +17,16 @@ object with a finalizer that calls `close_all`, or to one that is closed after a
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
+"""Error numbers of the limits of open files, of this process and of the system."""
 
 
 def open_into(opened: list[T], function: Callable[..., T], *args: Any) -> None:

@@ -11,6 +11,7 @@ from types import GeneratorType
 from typing import Any
 
 from nbloader import events as ev
+from nbloader._util.descriptors import TOO_MANY_FILES
 from nbloader._util.signals import raised_by_handler
 from nbloader.batch.task import Task
 from nbloader.engine.config import EngineConfig
@@ -239,8 +240,19 @@ class WorkerGroup:
                 raise
             self._setup, self._hang = setup, "before it was ready"
             handle = self.pool.start(worker, options, setup)
+        except OSError as error:
+            if error.errno not in TOO_MANY_FILES or not self._end_leaving(self.pool):
+                raise
+            handle = self.pool.start(worker, options, self._setup)
         self._slots[worker].handle = handle
         self.handles[handle.uid] = handle
+
+    def _end_leaving(self, pool: WorkerPool) -> bool:
+        """End the workers that are leaving, which have open files. Return whether there were any."""
+        retired = bool(self.leaving.pools)
+        for message in self.leaving.close(GRACE):
+            self._on_message(message)
+        return pool.end_leaving(GRACE) or retired
 
     # ---- messages -------------------------------------------------------------------------------------------------
 

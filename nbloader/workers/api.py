@@ -449,6 +449,19 @@ class WorkerPool(ABC):
         """
         return self.close(grace)
 
+    def end_leaving(self, grace: float) -> bool:  # noqa: ARG002 - optional
+        """Wait until the workers that were told to leave have ended, and kill those that have not in time.
+
+        Called if there are too many open files to start another worker.
+
+        Args:
+            grace: Seconds for which they may finish their present sample.
+
+        Returns:
+            Whether a worker has ended.
+        """
+        return False
+
     def revoke(self, uid: int, tasks: Sequence[Task]) -> list[Task]:  # noqa: ARG002 - optional
         """Take tasks back from a worker, so that another worker can produce them. Never waits.
 

@@ -11,7 +11,6 @@ noticed at once.
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import importlib
 import logging
@@ -31,7 +30,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 from nbloader._util import rng
-from nbloader._util.descriptors import close_all, open_into, open_pipe
+from nbloader._util.descriptors import TOO_MANY_FILES, close_all, open_into, open_pipe
 from nbloader._util.signals import raised_by_handler
 from nbloader._util.system import ROOT, working_directory
 from nbloader._util.user_warning import warn
@@ -85,7 +84,6 @@ _clock = time.perf_counter_ns
 # Enum members that are used for each batch: before Python 3.12, each access to an enum member takes 0.1 us.
 _TASK, _BATCH = Kind.TASK, Kind.BATCH
 
-TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
 STATUS_TIMEOUT = 1.0
 """Seconds to wait for the wait status of a worker whose connection has closed."""
 SAME_START = 0.05
@@ -547,16 +545,32 @@ class ProcessPool(WorkerPool):
         """
         deadline = time.monotonic() + STATUS_TIMEOUT
         while len(dying := [handle for handle in self._handles.values() if handle.killed]) > MAX_DYING:
-            poll = select.poll()
-            by_fd = {h.channel.fileno() if h.lifeline < 0 else h.lifeline: h for h in dying}
-            for fd in by_fd:
-                poll.register(fd, select.POLLIN)
-            ended = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
-            if not ended:
+            if not self._await_end(dying, deadline):
                 break
-            for fd, _events in ended:
-                handle = by_fd[fd]
-                (self._read_channel if handle.lifeline < 0 else self._read_lifeline)(handle, fd, self._unreported)
+
+    def _await_end(self, handles: list[ProcessHandle], deadline: float) -> bool:
+        """Wait for the end of at least one of these workers. Return False if there is none until the deadline."""
+        poll = select.poll()
+        by_fd = {h.channel.fileno() if h.lifeline < 0 else h.lifeline: h for h in handles}
+        for fd in by_fd:
+            poll.register(fd, select.POLLIN)
+        ended = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
+        for fd, _events in ended:
+            handle = by_fd[fd]
+            (self._read_channel if handle.lifeline < 0 else self._read_lifeline)(handle, fd, self._unreported)
+        return bool(ended)
+
+    def end_leaving(self, grace: float) -> bool:
+        """See `WorkerPool`."""
+        before = len(self._handles)
+        for seconds in (grace, STATUS_TIMEOUT):
+            deadline = time.monotonic() + seconds
+            while leaving := [handle for handle in self._handles.values() if handle.leaving or handle.killed]:
+                if not self._await_end(leaving, deadline):
+                    break
+            for handle in leaving:
+                handle.kill()
+        return len(self._handles) < before
 
     def _spawn(self, handle: ProcessHandle, theirs: Descriptors) -> None:
         sock = theirs.sock.fileno()
