@@ -6,6 +6,7 @@ A random attack needs thousands of attempts for that.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 
@@ -56,6 +57,11 @@ class Line:
         return self._line
 
 
+def interrupt(frame):
+    """Call the present handler of Ctrl-C, as Python would do here. Its default one raises KeyboardInterrupt."""
+    signal.getsignal(signal.SIGINT)(signal.SIGINT, frame)
+
+
 class Interrupts:
     """Raises KeyboardInterrupt where this thread enters or leaves a function of nbloader: there signals are handled.
 
@@ -94,7 +100,7 @@ class Interrupts:
         self.points[point] = None
         if point == self._at:
             sys.setprofile(None)
-            raise KeyboardInterrupt
+            interrupt(frame)
 
 
 class CountedInterrupt:
@@ -122,4 +128,4 @@ class CountedInterrupt:
             self.passed += 1
             if self.passed == self._number:
                 sys.setprofile(None)
-                raise KeyboardInterrupt
+                interrupt(frame)

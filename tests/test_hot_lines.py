@@ -274,7 +274,7 @@ def sampling_threads():
 
 
 def test_profiling_can_be_switched_while_a_loop_runs_and_only_busy_workers_are_sampled():
-    with DataLoader(light.Hot(10_000, "waiting"), 2, num_workers=1, output="numpy") as loader:
+    with DataLoader(light.Hot(10_000, "waiting"), 2, num_workers=1, output="numpy", persistent_workers=True) as loader:
         epoch = iter(loader)
         next(epoch)
         assert not sampling_threads()

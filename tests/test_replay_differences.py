@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from test_replay import raw
 
-from nbloader import DataLoader
+from nbloader import DataLoader, get_worker_info
 from nbloader.batch import checksum as checksum_module
 from nbloader.batch.checksum import checksum
 from nbloader.engine import iterator
@@ -37,6 +37,8 @@ WORKERS = {
     "threads": {"num_workers": 2, "workers": "thread"},
 }
 with_workers = pytest.mark.parametrize("workers", WORKERS.values(), ids=WORKERS)
+SEEDS_GLOBALS = {name: workers for name, workers in WORKERS.items() if name != "threads"}
+with_seeded_globals = pytest.mark.parametrize("workers", SEEDS_GLOBALS.values(), ids=SEEDS_GLOBALS)
 
 
 @pytest.fixture
@@ -98,9 +100,17 @@ def test_what_the_operating_system_seeds_is_not_replayed_in_silence(name, worker
 
 
 @pytest.mark.parametrize("name", SEEDED)
-@with_workers
+@with_seeded_globals
 def test_the_seed_that_the_warning_proposes_is_replayed(name, workers, every_batch_summed):
-    with DataLoader(Drawing(12, SEEDED[name]), 3, **workers) as loader:
+    check_replay(SEEDED[name], workers)
+
+
+def test_the_generators_that_the_warning_proposes_in_threads_are_replayed(every_batch_summed):
+    check_replay(lambda: get_worker_info().rng.random_generator.getrandbits(60), WORKERS["threads"])
+
+
+def check_replay(draw, workers):
+    with DataLoader(Drawing(12, draw), 3, **workers) as loader:
         epochs = [list(loader), list(loader)]
         for epoch, batches in enumerate(epochs):
             assert raw(batches[0]) != raw(batches[1])
@@ -284,7 +294,7 @@ def as_they_are(samples):
     return samples
 
 
-@with_workers
+@with_seeded_globals
 def test_no_false_alarm_for_any_kind_of_data(workers, every_batch_summed):
     workers = dict(workers)
     with DataLoader(Everything(20), 4, shuffle=True, collate_fn=as_they_are, **workers) as loader:

@@ -18,7 +18,7 @@ from datasets import wait_for
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbloader import DataLoader, LoaderClosedError
+from nbloader import DataLoader, LoaderClosedError, get_worker_info
 from nbloader import events as ev
 from nbloader.diagnose.tune import (
     GAIN,
@@ -35,6 +35,7 @@ from nbloader.diagnose.tune import (
 from nbloader.events import BatchRecord
 from nbloader.loader import tuning as tuning_module
 from nbloader.loader.tuning_html import html_of
+from nbloader.transport import zygote
 
 MS = 1_000_000
 
@@ -273,7 +274,9 @@ class Waiting:
 
     def __getitem__(self, i):
         time.sleep(self.seconds)
-        return i, int(np.random.randint(1 << 30))
+        worker = get_worker_info()  # a thread has generators of its own, which are seeded for each batch
+        draws = random if worker is None or worker.rng is None else worker.rng.random_generator
+        return i, draws.randrange(1 << 30)
 
 
 def loop(loader, until, batches):
@@ -317,7 +320,7 @@ def test_more_workers_are_found_while_the_loop_runs_and_no_batch_changes():
 
 def test_an_epoch_that_begins_while_the_kind_changes_packs_the_dataset_for_the_new_kind(monkeypatch):
     data = np.arange(64, dtype=np.float32).reshape(-1, 4)
-    with DataLoader(data, batch_size=4, num_workers=1) as loader:
+    with DataLoader(data, batch_size=4, num_workers=1, multiprocessing_context="forkserver") as loader:
         expected = [batch.tolist() for batch in loader]
         group = loader._engine._group
         use_kind, pack = group.use_kind, group.pack
@@ -384,6 +387,7 @@ class Reading(Waiting):
 
 def test_another_kind_of_workers_is_tried_only_if_that_is_allowed(monkeypatch):
     monkeypatch.setattr(tuning_module, "LONGEST", 0.3)
+    monkeypatch.setattr(zygote, "SUPPORTED", False)  # forked processes could read it
     with DataLoader(Reading(100_000), 2, num_workers=1, workers="thread") as loader:
         tuning = loader.tune(600, max_workers=1)
         assert 'workers="process" was not tried: only you know whether Reading' in str(tuning)

@@ -301,8 +301,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """
         self._parts.control.check_open()
         self._update_engine()
-        if self._parts.engine.prefetches:
-            self._parts.prefetch.start(self._make_epoch)
+        parts = self._parts
+        if parts.engine.prefetches and parts.prefetch.epoch is None:
+            parts.prefetch.start(self._make_epoch)
+            parts.prefetched = None if self._config.workers == "thread" else SentAttributes(self.dataset)
 
     def clean(self) -> None:
         """Discard the epoch that `refresh()` or `auto_reload` has started, as Gluon's loader does."""
@@ -329,10 +331,13 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def _take_prefetched(self) -> EpochIterator[Any] | None:
         """Take the epoch that was started early; None if there is none, or if the dataset has changed since."""
-        if self._parts.prefetch.epoch is not None and not self.persistent_workers and self._load():
-            self._parts.prefetch.discard()
-            self._parts.engine.replace_all()
-        return self._parts.prefetch.take()
+        parts = self._parts
+        if parts.prefetch.epoch is not None and not self.persistent_workers:
+            changed = parts.prefetched is not None and parts.prefetched.have_changed()
+            if self._load() or changed:
+                parts.prefetch.discard()
+                parts.engine.replace_all()
+        return parts.prefetch.take()
 
     def _epoch_context(self) -> EpochContext:
         """Collect what an epoch that starts now depends on."""
@@ -1214,6 +1219,8 @@ class _Parts:
     prefetch: EpochPrefetch
     monitor: Monitor
     history: EpochHistory
+    prefetched: SentAttributes | None = None
+    """The attributes of the dataset when the epoch in `prefetch` was started."""
     sent: SentAttributes | None = None
     """The attributes of the dataset that persistent workers have copies of; None if there are no such workers."""
     iterations: int = 0

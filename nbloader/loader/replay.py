@@ -66,7 +66,8 @@ VARIES = (
     "made twice from the same seed, it differs. Probably the dataset draws from a generator that the operating system "
     "seeds, such as np.random.default_rng(), random.Random() or torch.Generator().seed() in __getitem__, or from "
     "secrets, uuid4 or the clock. Derive such a seed from a generator that nbloader seeds for each batch, as in "
-    "np.random.default_rng(random.getrandbits(64)), or draw from `random`, `numpy.random` or torch's global generator"
+    "np.random.default_rng(random.getrandbits(64)), or draw from `random`, `numpy.random` or torch's global generator. "
+    "In worker threads and in an asynchronous dataset, only nbloader.get_worker_info().rng is seeded for each batch"
 )
 """Why a batch or sample cannot be reproduced if two attempts give different data."""
 CHANGED = (

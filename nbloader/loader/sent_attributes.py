@@ -1,7 +1,7 @@
-"""The attributes of a dataset that persistent workers were sent, to notice that they have changed since.
+"""The attributes of a dataset that workers have a copy of, to notice that they have changed since.
 
 Workers that persist keep their copy of the dataset. A change of the notebook's dataset, such as `set_epoch()`, does not
-reach them, as in torch.
+reach them, as in torch. Nor does it reach the workers of an epoch that was started early.
 """
 
 from __future__ import annotations
@@ -49,6 +49,10 @@ class SentAttributes:
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
         self._sent = _contents(dataset)
+
+    def have_changed(self) -> bool:
+        """Whether an attribute has changed since."""
+        return any(self._has_changed(path, content) for path, content in _contents(self._dataset).items())
 
     def warn_of_changes(self) -> None:
         """Warn of attributes that have changed since, once for each."""

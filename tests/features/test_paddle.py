@@ -73,7 +73,7 @@ def test_outstanding_batches_are_bounded_by_the_window(with_workers):
 
 
 def test_workers_persist_between_epochs(with_workers):
-    with DataLoader(Numbers(8), 2, **with_workers) as loader:
+    with DataLoader(Numbers(8), 2, persistent_workers=True, **with_workers) as loader:
         workers = []
         for _ in range(3):
             assert flat(loader) == list(range(8))
