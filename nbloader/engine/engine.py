@@ -1350,7 +1350,7 @@ class Engine:
         """
         if self._owner != current_process.pid:
             return
-        if self._group.pool is not None:
+        if self._group.pool is not None or self._group.leaving.pools:
             self._command(self._close)
         else:
             self.closed = True
