@@ -13,9 +13,6 @@ import lanes
 import leaks
 import pytest
 
-NOT_ADAPTED = pathlib.Path(__file__).with_name("not_adapted.txt")
-"""The beginnings of the names of tests that still describe workers which stay between epochs and receive a pickle, or
-worker threads with global generators of their own. They are skipped until they are rewritten. None may be added."""
 CLUSTER_NOTEBOOK = "04_many_machines.ipynb"
 NO_CLUSTER = (
     "it starts a Ray cluster of four nodes, which fails on a machine that is busy with other tests; test_ray.py has "
@@ -25,11 +22,7 @@ NO_CLUSTER = (
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Shorten what the notebooks wait for a click: nobody clicks here. Skip the one that starts a cluster."""
-    waiting = NOT_ADAPTED.read_text(encoding="utf-8").split("\n")
     for item in items:
-        where = item.nodeid.removeprefix("tests/")
-        if any(line and where.startswith(line) for line in waiting):
-            item.add_marker(pytest.mark.skip(reason="not adapted yet: see tests/not_adapted.txt"))
         cell = getattr(item, "cell", None)  # of nbval
         if cell is not None:
             cell.source = cell.source.replace("patience = 20 ", "patience = 1 ")
