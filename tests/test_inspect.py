@@ -36,7 +36,7 @@ def test_after_a_break_the_batch_of_a_busy_worker_is_marked_as_unwanted(tmp_path
     flag, hung = tmp_path / "flag", tmp_path / "hung"
     flag.touch()
     dataset = Hangs(400, bad=6, flag=str(flag), hung=str(hung))
-    with DataLoader(dataset, batch_size=4, num_workers=1) as loader:
+    with DataLoader(dataset, batch_size=4, num_workers=1, persistent_workers=True) as loader:
         for _ in loader:
             wait_for(hung.exists, "the hang")
             break

@@ -269,6 +269,23 @@ def test_several_threads_can_iterate_one_loader():
         assert list(found.values()) == [list(range(60))] * 3
 
 
+def test_threads_that_begin_to_iterate_one_loader_at_once_leave_nothing_behind():
+    for _ in range(10):
+        with DataLoader(Numbers(8), 2, num_workers=1) as loader:
+            barrier = threading.Barrier(4)
+
+            def consume(loader=loader, barrier=barrier):
+                barrier.wait()
+                for _ in range(2):
+                    assert flat(loader) == list(range(8))
+
+            threads = [threading.Thread(target=consume) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+
+
 def test_after_a_break_the_next_epoch_is_complete():
     with DataLoader(Slow(60, wait=0.001), 3, num_workers=2) as loader:
         for left_after in range(5):

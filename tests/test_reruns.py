@@ -44,7 +44,7 @@ def workers(loader):
     return set(all_pids(loader))
 
 
-CREATE = "kept.append(DataLoader(Numbers(4), num_workers=1))"
+CREATE = "kept.append(DataLoader(Numbers(4), num_workers=1, persistent_workers=True))"
 
 
 def test_the_loader_of_an_earlier_run_stops_its_workers(cell):

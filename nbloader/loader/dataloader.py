@@ -24,6 +24,7 @@ from __future__ import annotations
 import atexit
 import functools
 import os
+import threading
 import time
 import warnings
 import weakref
@@ -256,11 +257,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._check_number_of_processes()
         if not self._parts.iterations and self._auto_collation and not self._is_iterable:
             self._warn_of_bypassed_method()
-        self._update_engine()
-        prefetched = self._take_prefetched()
-        epoch = self._make_epoch() if prefetched is None else prefetched
-        self._parts.checkpoint.plan = epoch.plan
-        epoch.begin(Consumer(self.num_workers, self.__len__, self._epoch_over))
+        with self._parts.starting:
+            self._update_engine()
+            prefetched = self._take_prefetched()
+            epoch = self._make_epoch() if prefetched is None else prefetched
+            self._parts.checkpoint.plan = epoch.plan
+            epoch.begin(Consumer(self.num_workers, self.__len__, self._epoch_over))
         group = self._config.batches_per_step
         return epoch if group is None else DeviceGroups(epoch, group)
 
@@ -299,12 +301,13 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         Raises:
             LoaderClosedError: After `close()`.
         """
-        self._parts.control.check_open()
-        self._update_engine()
         parts = self._parts
-        if parts.engine.prefetches and parts.prefetch.epoch is None:
-            parts.prefetch.start(self._make_epoch)
-            parts.prefetched = None if self._config.workers == "thread" else SentAttributes(self.dataset)
+        parts.control.check_open()
+        with parts.starting:
+            self._update_engine()
+            if parts.engine.prefetches and parts.prefetch.epoch is None:
+                parts.prefetch.start(self._make_epoch)
+                parts.prefetched = None if self._config.workers == "thread" else SentAttributes(self.dataset)
 
     def clean(self) -> None:
         """Discard the epoch that `refresh()` or `auto_reload` has started, as Gluon's loader does."""
@@ -1225,6 +1228,8 @@ class _Parts:
     """The attributes of the dataset that persistent workers have copies of; None if there are no such workers."""
     iterations: int = 0
     """Epochs that were started."""
+    starting: threading.RLock = field(default_factory=threading.RLock)
+    """Held while an epoch starts: threads that iterate one loader must not create two engines for one epoch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
