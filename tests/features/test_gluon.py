@@ -262,11 +262,11 @@ def ready(loader) -> int:
     return loader.stats().ready
 
 
-def test_with_auto_reload_the_next_epoch_starts_in_under_a_millisecond(with_workers):
+def test_with_auto_reload_the_next_epoch_starts_within_two_milliseconds(with_workers):
     with DataLoader(Slow(12, wait=0.01), 2, auto_reload=True, shuffle=True, **with_workers) as loader:
         assert sorted(flat(loader)) == list(range(12))
         durations, computed = [], []
-        while len(durations) < 25 and not (durations and min(durations) < 1e-3):  # a busy machine delays the loop
+        while len(durations) < 25 and not (durations and min(durations) < 2e-3):  # a busy machine delays the loop
             wait_for(lambda: ready(loader) >= 4, "the next epoch's first batches")
             begin, cpu_begin = time.perf_counter(), time.thread_time()
             batches = iter(loader)
@@ -275,7 +275,7 @@ def test_with_auto_reload_the_next_epoch_starts_in_under_a_millisecond(with_work
             computed.append(time.thread_time() - cpu_begin)
             assert sorted(flat([first, *batches])) == list(range(12))
         loader.clean()
-    assert min(computed) < 1e-3, computed
+    assert min(computed) < 2e-3, computed
     assert min(durations) < 1e-2, f"as if it waited for a batch, which takes 20 ms: {durations}"
 
 
