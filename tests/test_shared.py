@@ -354,6 +354,30 @@ def test_share_returns_an_equal_array_in_shared_memory(array):
     assert shared.flags.writeable
 
 
+class Keeps:
+    """Sums of the rows of an array. Keeps the rows, or copies of them."""
+
+    def __init__(self, rows, keep):
+        self.rows, self.keep, self.kept = rows, keep, []
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, i):
+        self.kept.append(self.keep(self.rows[i]))
+        return self.kept[-1].sum()
+
+
+@pytest.mark.skipif(not pathlib.Path("/proc/self/smaps").exists(), reason="needs Linux's /proc")
+@pytest.mark.parametrize(("keep", "own"), [(np.asarray, False), (np.copy, True)])
+def test_a_shared_array_is_not_counted_as_private_memory_of_the_only_worker_that_reads_it(keep, own):
+    rows = nbloader.share(np.ones((40, 250_000)))
+    with DataLoader(Keeps(rows, keep), 8, num_workers=1, persistent_workers=True) as loader:
+        list(loader)
+        (worker,) = loader.stats().workers
+    assert (worker.private > rows.nbytes / 2) is own, worker
+
+
 def test_neither_a_shared_array_nor_a_view_of_it_is_copied_for_workers():
     data = nbloader.share(np.arange(BIG))
     holder = Holder(x=data, part=data[BIG // 2 :])

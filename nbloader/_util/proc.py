@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,6 +13,11 @@ UNKNOWN = "?"
 """Takes the place of what the system does not report."""
 _TICK = 1_000_000_000 // (os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100)
 """Unit of the CPU times in /proc/PID/stat, ns."""
+_MAPPING = re.compile(
+    rb"^Rss: +(\d+) (?:.*\n)+?Private_Clean: +(\d+) .*\nPrivate_Dirty: +(\d+) (?:.*\n)+?Anonymous: +(\d+) ",
+    re.MULTILINE,
+)
+"""Sizes of a mapping in /proc/PID/smaps, kB."""
 
 
 class CpuTimes(NamedTuple):
@@ -36,9 +42,9 @@ class MemoryUse(NamedTuple):
     """Resident memory of a process, bytes."""
 
     private: int
-    """Memory that no other process shares."""
+    """Memory that belongs to this process alone."""
     shared: int
-    """Memory that several processes map (segments, the dataset, libraries)."""
+    """Files (segments, shared datasets, libraries), and what a fork has shared and nobody has written to since."""
 
 
 class Stat(NamedTuple):
@@ -128,14 +134,19 @@ def cpu_times(pid: int, thread: int | None = None) -> CpuTimes | None:
 
 
 def memory_of(pid: int) -> MemoryUse | None:
-    """Private and shared memory of a process; None if the system does not report it."""
+    """Private and shared memory of a process; None if the system does not report it.
+
+    Linux calls a page of a file private if only one process has read it. Here it is shared: another process that reads
+    it needs no copy.
+    """
     try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text("ascii").splitlines()[1:]
-        kilobytes = {name: int(value.split()[0]) for name, value in (line.split(":") for line in lines)}
-        private = kilobytes["Private_Clean"] + kilobytes["Private_Dirty"]
-        return MemoryUse(private * 1024, (kilobytes["Rss"] - private) * 1024)
-    except (OSError, ValueError, KeyError, IndexError):
+        found = _MAPPING.findall(Path(f"/proc/{pid}/smaps").read_bytes())
+    except OSError:
         return None
+    mappings = [tuple(map(int, kilobytes)) for kilobytes in found]
+    resident = sum(rss for rss, _clean, _dirty, _anonymous in mappings)
+    private = sum(min(clean + dirty, anonymous) for _rss, clean, dirty, anonymous in mappings)
+    return MemoryUse(private * 1024, (resident - private) * 1024) if mappings else None
 
 
 def context_switches(status: str) -> ContextSwitches | None:

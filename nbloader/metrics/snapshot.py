@@ -123,9 +123,9 @@ class WorkerStats:
     left: bool = False
     """See `WorkerGauge.left`."""
     private: int | None = None
-    """Memory that no other process shares, bytes; None if unknown."""
+    """Memory that belongs to this process alone, bytes; None if unknown."""
     shared: int | None = None
-    """Resident memory shared with other processes, bytes; None if unknown."""
+    """Files (segments, libraries) and memory shared by a fork, bytes; None if unknown."""
     core_wait: float | None = None
     """See `WorkerGauge.core_wait`."""
     kind: str = "process"
