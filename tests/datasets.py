@@ -163,7 +163,7 @@ def at_stage(stage, n, how, flag=None):
     """Arguments of a loader whose worker dies in a stage of sample 7, or of its start."""
     end = Stage(how, None if flag is None else str(flag))
     if stage == "arrival":
-        return {"dataset": DiesInUnpickling(n, stage=end)}
+        return {"dataset": DiesInUnpickling(n, stage=end), "multiprocessing_context": "forkserver"}
     if stage == "init":
         return {"dataset": Numbers(n), "worker_init_fn": lambda _worker: end.trigger()}
     if stage == "fetch":

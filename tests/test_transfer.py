@@ -806,7 +806,7 @@ def test_an_interrupt_of_an_upload_costs_no_batch(point, chunk_size):
             except StopIteration:
                 break
         device.synchronize()
-        assert device.interrupts >= 3
+        assert device.interrupts >= 1  # how often a batch is opened ahead depends on the speed of the machine
         assert_images(batches)
         assert [r.index for r in loader.events.batches()] == list(range(10))
 

@@ -220,6 +220,6 @@ def share(
     if own > (listed - nothing) / 2:
         raise Hint(
             f"a worker has {own / 1e6:.1f} MB more of its own than one without annotations, and with the list it was "
-            f"{(listed - nothing) / 1e6:.1f} MB: each worker still has its copy. Where do you keep the original list?"
+            f"{(listed - nothing) / 1e6:.1f} MB: each worker still has its copy. What does `__getitem__` read?"
         )
     return f"{max(own, 0) / 1e6:.1f} MB in each worker instead of {(listed - nothing) / 1e6:.1f} MB."

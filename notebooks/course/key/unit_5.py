@@ -227,18 +227,6 @@ class Shared:
         return self.annotations[i]["label"]
 
 
-# %% share-task | mistake: shared, and kept as well | hint: Where do you keep the original list
-class Shared:
-    def __init__(self, annotations):
-        self.original, self.annotations = annotations, nbloader.share(annotations)
-
-    def __len__(self):
-        return len(self.annotations)
-
-    def __getitem__(self, i):
-        return self.annotations[i]["label"]
-
-
 # %% share-task | mistake: the whole annotation as a sample | hint: it is the label of annotation
 class Shared:
     def __init__(self, annotations):
