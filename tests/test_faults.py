@@ -206,7 +206,7 @@ def test_a_killed_zygote_is_no_fault_of_a_batch_and_counts_once_for_all_its_work
     flag = tmp_path / "flag"
     flag.touch()
     data = d.Held(16, flag=str(flag))
-    with DataLoader(data, 2, num_workers=3, max_restarts=6, multiprocessing_context=method) as loader:
+    with DataLoader(data, 2, num_workers=3, max_restarts=3, multiprocessing_context=method) as loader:
 
         def kill():
             known = set()

@@ -44,6 +44,7 @@ GRACE = 0.5
 MAX_FAILED_STARTS = 3
 """Number of consecutive workers with the same id that die before they are ready, after which the pool fails."""
 BY_REQUEST = "restarted by request"
+WITH_SERVER = "ended with the process that it was started by"
 
 
 class WorkerSlot:
@@ -120,7 +121,7 @@ class WorkerGroup:
         """Whether a worker is missing because only a consumer can start it (`WorkerPool.can_start`)."""
         self._setup: WorkerSetup | None = None
         self._deaths = 0
-        self._server_ended = 0  # when the end of a zygote was last counted
+        self._ended_server = ""  # the zygote or node whose end was last counted
         self.seed = 0
         """The base seed of the current epoch."""
         self.seeds: dict[int, int] = {}
@@ -315,10 +316,11 @@ class WorkerGroup:
         if handle is None:
             return
         exitcode = message.exitcode
-        reason = message.reason or (BY_REQUEST if handle.expected else exit_phrase(exitcode))
+        ended = WITH_SERVER if message.server else exit_phrase(exitcode)
+        reason = message.reason or (BY_REQUEST if handle.expected else ended)
         held, poisoned = self._dispatcher.worker_gone(
             handle.uid,
-            blame=not (handle.expected or message.server_ended),
+            blame=not (handle.expected or message.server),
             suspects=handle.begun(self._dispatcher.held_by(handle.uid)),
         )
         self._dispatcher.forget(handle.uid)
@@ -340,13 +342,11 @@ class WorkerGroup:
             )
         )
         slot = self._slots[handle.worker] if handle.worker < len(self._slots) else WorkerSlot()  # the slot was removed
+        counts = message.server != self._ended_server or not message.server  # the workers of a server count once
         if not handle.expected:
             slot.exit_reason = reason
-            if not message.server_ended:
-                self._deaths += 1
-            elif handle.requested > self._server_ended:  # count all workers of this server as one death
-                self._deaths += 1
-                self._server_ended = now
+            self._deaths += counts
+            self._ended_server = message.server or self._ended_server
         if poisoned is not None:
             message_text = died_message(
                 poisoned.number, poisoned.indices, MAX_DEATHS, handle.pid, exitcode, reason, tail
@@ -357,7 +357,7 @@ class WorkerGroup:
         slot.handle = None
         if not self._dispatcher.iterations:
             return  # no worker is needed now: a kernel that shuts down also ends its children
-        slot.failed_starts += not handle.ready
+        slot.failed_starts += counts and not handle.ready
         said = f"Its standard error ended with:\n{tail or '(nothing)'}"
         if slot.failed_starts >= MAX_FAILED_STARTS:
             times = f"{slot.failed_starts} times before it was ready"

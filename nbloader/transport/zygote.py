@@ -70,6 +70,7 @@ OPENMP_SOFT_PAUSE = 1
 """`omp_pause_soft` of the OpenMP API: release threads, keep settings."""
 
 _FDS = "/proc/self/fd"
+_numbers = itertools.count()
 _inherited_streams: list[object] = []
 """In a worker: the notebook's standard streams. If they were garbage-collected, text that they have buffered would be
 written a second time."""
@@ -83,6 +84,8 @@ class Zygote:
     """A process that workers are forked from, as the notebook's process sees it."""
 
     def __init__(self) -> None:
+        self.number = next(_numbers)
+        """Identifies it among all zygotes of this process."""
         self._channel: Channel | None = None
         self._pids: list[int] = []  # at most one
         self._owner = os.getpid()

@@ -57,8 +57,9 @@ class WorkerGone:
     uid: int
     exitcode: int | None
     """As in `multiprocessing`; None if unknown."""
-    server_ended: bool = False
-    """Whether the worker ended because its zygote, or its node, has ended. Its batch is then not the cause."""
+    server: str = ""
+    """Identifies the zygote, or the node, that has ended, and the worker with it: its batch is not the cause. Empty if
+    the worker has ended by itself."""
     reason: str = ""
     """A phrase that gives the reason, such as "was killed by SIGKILL", if it is more precise than the exit code."""
 

@@ -884,8 +884,8 @@ class ProcessPool(WorkerPool):
         self._handles.pop(handle.uid, None)
         if handle.zygote is not self._zygote:
             self._close_unused(handle.zygote)
-        server_ended = exitcode is None and handle.child is None and handle.ready and not handle.killed
-        messages.append(WorkerGone(handle.uid, exitcode, server_ended))
+        ended = handle.zygote if exitcode is None and not handle.killed else None
+        messages.append(WorkerGone(handle.uid, exitcode, "" if ended is None else f"zygote {ended.number}"))
 
     def partial_output(self) -> list[tuple[str, str]]:
         """See `WorkerPool`."""

@@ -582,7 +582,7 @@ class RayPool(WorkerPool):
                 self._on_lost(link)
             if not link.alive and link.state is not LinkState.CLOSING:
                 for uid in list(link.handles):
-                    self._messages.put(WorkerGone(uid, None, server_ended=True))
+                    self._messages.put(WorkerGone(uid, None, link.node.node_id))
                 link.handles.clear()
                 link.outbox.clear()
                 self._links.remove(link)
@@ -619,7 +619,7 @@ class RayPool(WorkerPool):
         for first, uid in enumerate(list(link.handles)):
             if not first:
                 self._messages.put(OutputText(uid, "stderr", text))
-            self._messages.put(WorkerGone(uid, None, server_ended=True, reason=reason))
+            self._messages.put(WorkerGone(uid, None, link.node.node_id, reason))
         link.handles.clear()
 
     def _fail(self, error: Exception) -> None:
