@@ -44,7 +44,7 @@ def test_shared_memory_does_not_come_from_dev_shm():
         next(epoch)
         assert used(psutil.Process()) <= before
         workers = wait_for(lambda: pids(loader))  # one of them may have been quick enough for the first batch
-        assert [used(psutil.Process(pid)) for pid in workers] == [set()] * len(workers)
+        assert all(used(psutil.Process(pid)) <= before for pid in workers)
 
 
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare")
@@ -259,6 +259,6 @@ def test_nothing_is_exposed_to_other_users():
         workers = wait_for(lambda: pids(loader))
         assert open_to_others(psutil.Process()) == before
         for pid in [*(process.pid for process in zygotes(loader)), *workers]:
-            assert open_to_others(psutil.Process(pid)) == []
+            assert set(open_to_others(psutil.Process(pid))) <= set(before), "connections that others had accepted"
         for segment in os.listdir("/dev/shm"):
             assert "nbloader" not in segment

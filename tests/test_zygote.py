@@ -582,6 +582,20 @@ def test_a_port_of_the_notebook_is_free_when_the_notebook_has_closed_it():
         assert next(epoch).tolist() == [2, 3]
 
 
+def test_nobody_listens_at_a_path_on_which_the_notebook_has_stopped_to_listen(tmp_path):
+    address = str(tmp_path / "socket")
+    server, client = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
+    with server, client, DataLoader(light.Slow(1000), 2, num_workers=2) as loader:
+        server.bind(address)
+        server.listen()
+        epoch = iter(loader)
+        next(epoch)
+        all_pids(loader)
+        server.close()
+        with pytest.raises(ConnectionRefusedError):
+            client.connect(address)
+
+
 def sockets(process="self"):
     found = set()
     for fd in os.listdir(f"/proc/{process}/fd"):

@@ -435,9 +435,7 @@ def _replace(fd: int, other: int) -> None:
 
 def _listens(fd: int) -> bool:
     with socket.socket(fileno=os.dup(fd)) as sock:
-        return sock.family in (socket.AF_INET, socket.AF_INET6) and bool(
-            sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-        )
+        return bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
 def redirect_streams(stdout: TextIO, stderr: TextIO) -> None:
