@@ -282,6 +282,7 @@ class Turns(waits.Augmented):
         {"on_error": "skip", "chunk_size": 5},
         {"on_error": lambda _index, _error: {"n": -1, "drawn": random.random()}},
         {"dataset": Turns(30, 3)},
+        {"dataset": Turns(30, 3), "num_workers": 2},
         {"dataset": Subset(Drawing(), range(3, 30))},
         {"dataset": [{"n": i, "drawn": i / 7} for i in range(30)]},
     ],

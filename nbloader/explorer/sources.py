@@ -14,6 +14,7 @@ from nbloader.events import EventBus
 from nbloader.explorer.adapters import Adapted, Stream
 from nbloader.explorer.batch_samples import BatchSamples
 from nbloader.explorer.describer import Names
+from nbloader.workers.fetcher import is_async
 from nbloader.workers.in_process import SampleDelivery
 
 
@@ -91,8 +92,11 @@ def _is_of_torch(x: Any, name: str) -> bool:
 
 
 def _workers_of(loader: Any) -> str:
-    """Return the kind of workers for a loader's dataset: on this machine, even if the loader's own workers are not."""
-    return "thread" if loader.workers == "thread" else "process"
+    """Return the kind of workers for a loader's dataset: on this machine, even if the loader's own workers are not.
+
+    Coroutines run in a thread with its event loop, and draw from the generators of the thread, also in a process.
+    """
+    return "thread" if loader.workers == "thread" or is_async(loader.dataset) else "process"
 
 
 def _of_loader(loader: Any, buffer: int) -> Source:
@@ -126,7 +130,7 @@ def _of_dataset(x: Any, buffer: int, title: str) -> Source:
         )
     if not iterable and hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
         in_memory = dataset is not x or isinstance(x, (list, tuple, range)) or is_in_memory(x)
-        workers = "thread" if in_memory else "process"
+        workers = "thread" if in_memory or is_async(dataset) else "process"
         return Source(dataset, len(dataset), title, names=names, workers=workers, original=x)
     if not hasattr(x, "__iter__"):
         raise TypeError(

@@ -385,6 +385,7 @@ class ReplayedBatch:
         parts = [self._part(position) for position in range(0, len(self), size or 1)]
         again = copy.copy(self)
         vars(again).pop("batch", None)  # it would be sent to the worker
+        in_threads = setup.concurrency or (setup.num_workers and not setup.process)
         samples = BatchSamples(
             setup.dataset,
             [(part.indices, part.seed) for part in parts],
@@ -393,7 +394,7 @@ class ReplayedBatch:
             asynchronous=setup.concurrency > 0,
             title=f"Batch {self.number} of epoch {self.epoch}",
             whole=again._make,
-            workers="process" if setup.process else "thread",
+            workers="thread" if in_threads else "process",  # which have global generators of their own
             worker_init_fn=setup.worker_init_fn,
         )
         return explore(samples, **{"num_workers": 1, **options})
