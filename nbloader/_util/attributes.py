@@ -1,4 +1,4 @@
-"""A bounded walk over the attributes of an object and of the objects in them, by name."""
+"""The attributes of an object, and a bounded walk over these and those of the objects in them, by name."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import numpy as np
 from nbloader._util.code_places import is_installed
 
 MAX_OBJECTS = 1000
+"""Maximum number of objects that are visited, and of attributes of one object."""
 MAX_ITEMS = 32
 """Maximum number of items of one container that are visited."""
 PLAIN = (type(None), bool, int, float, complex, str, bytes)
@@ -27,6 +28,15 @@ class Attribute(NamedTuple):
     path: str
     """How an expression refers to it, without the name of the object: "epoch", "transforms[0].strength"."""
     value: Any
+
+
+def attributes_of(obj: Any) -> dict[str, Any]:
+    """Return the `__dict__` of an object without running the user's code; an empty dict if it has none."""
+    try:
+        attributes = object.__getattribute__(obj, "__dict__")
+    except AttributeError:
+        return {}
+    return attributes if type(attributes) is dict else {}
 
 
 def walk(root: Any) -> Iterator[Attribute]:
@@ -61,7 +71,7 @@ def _children(path: str, value: Any) -> Iterable[Attribute]:
     elif isinstance(value, MethodType):
         parts = {"__self__": value.__self__}
     elif not path or path.rpartition(".")[2] in ("dataset", "datasets") or not _of_package(cls):
-        own = list((getattr(value, "__dict__", None) or {}).items())[:MAX_OBJECTS]
+        own = list(attributes_of(value).items())[:MAX_OBJECTS]
         parts = {**_plain_defaults(cls), **dict(own)}
     else:
         return ()

@@ -17,6 +17,8 @@ from zlib import crc32
 
 import numpy as np
 
+from nbloader._util.attributes import attributes_of
+
 ELEMENTS = 256
 """Maximum number of elements of one array that are covered."""
 ITEMS = 64
@@ -52,15 +54,7 @@ def _parts(value: Any) -> Parts:
     for base, parts in _KINDS:
         if issubclass(kind, base):
             return parts(value)
-    return kind.__qualname__.encode(), _values(_attributes(value))
-
-
-def _attributes(value: Any) -> dict[str, Any]:
-    try:
-        attributes = object.__getattribute__(value, "__dict__")
-    except AttributeError:
-        return {}
-    return attributes if type(attributes) is dict else {}
+    return kind.__qualname__.encode(), _values(attributes_of(value))
 
 
 def _values(mapping: dict[Any, Any]) -> Iterable[Any]:

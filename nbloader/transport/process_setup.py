@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from nbloader._util.attributes import attributes_of
 from nbloader._util.signals import raised_by_handler
 from nbloader.batch.pickling import dump_to
 from nbloader.errors import DatasetTransferError
@@ -125,7 +126,7 @@ def _culprit(error: Exception, dataset: Any, functions: dict[str, Any]) -> str:
         if _raises(error, function):
             return name
     what = f"the dataset ({type(dataset).__name__})"
-    for name, value in _attributes_of(dataset).items():
+    for name, value in list(attributes_of(dataset).items()):
         if _raises(error, value):
             return f"{what}, with what its attribute {name!r} ({type(value).__name__}) holds,"
     return what
@@ -148,12 +149,3 @@ def _raises(error: Exception, part: Any) -> bool:
             raise
         return (type(raised), str(raised)) == (type(error), str(error))
     return False
-
-
-def _attributes_of(obj: Any) -> dict[str, Any]:
-    """Return the attributes of an object, without running its code."""
-    try:
-        attributes = object.__getattribute__(obj, "__dict__")
-    except AttributeError:  # it has slots, or is a built-in object
-        return {}
-    return dict(attributes)

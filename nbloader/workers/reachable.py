@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from nbloader._util.attributes import attributes_of
 from nbloader._util.code_places import is_library
 from nbloader.workers import seeders
 from nbloader.workers.seeders import Seedable, seeder_of
@@ -117,15 +118,6 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _codes(constant)
-
-
-def attributes_of(obj: Any) -> dict[str, Any]:
-    """Return the `__dict__` of an object without running the user's code; an empty dict if it has none."""
-    try:
-        attributes = object.__getattribute__(obj, "__dict__")
-    except AttributeError:
-        return {}
-    return attributes if type(attributes) is dict else {}
 
 
 def is_generator(obj: Any) -> bool:

@@ -8,9 +8,10 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias, TypeVar
 
+from nbloader._util.attributes import attributes_of
 from nbloader._util.rng import mix
 from nbloader.workers import seeders
-from nbloader.workers.reachable import attributes_of, edges, seedables
+from nbloader.workers.reachable import edges, seedables
 
 log = logging.getLogger(__name__)
 Seed: TypeAlias = "Callable[[int], object]"
