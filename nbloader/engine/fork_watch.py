@@ -18,7 +18,7 @@ from nbloader.workers.status import PRODUCING
 
 FIRST_LOOK = 2.0
 """Seconds of waiting after which the CPU time of the workers is first read."""
-HANG = 8.0
+HANG = 5.0
 """Seconds without CPU time after which a worker that waits for a lock hangs."""
 
 
