@@ -156,15 +156,19 @@ def become_worker(run: Callable[[WorkerFds], object], fds: WorkerFds) -> NoRetur
 
 
 def _refuse(error: OSError, fds: list[int]) -> None:
-    """Report that no worker could be started: the pool sees the lifeline close, and a text as the worker's last output.
+    """Report that no worker could be started: a text as its last output, and an exit code.
+
+    Without an exit code, the worker would count as ended together with this process.
 
     Args:
         error: The reason.
         fds: The descriptors of the request that were received, in order.
     """
-    if len(fds) > 1:
-        with contextlib.suppress(BrokenPipeError):  # the pool has given up
+    with contextlib.suppress(BrokenPipeError):  # the pool has given up
+        if len(fds) > 1:
             os.write(fds[1], f"no process could be started: {error}\n".encode())
+        if fds:
+            os.write(fds[0], LIFELINE.pack(~(os.EX_OSERR << 8)))
     for fd in fds:
         os.close(fd)
 

@@ -885,6 +885,8 @@ class ProcessPool(WorkerPool):
         if handle.zygote is not self._zygote:
             self._close_unused(handle.zygote)
         ended = handle.zygote if exitcode is None and not handle.killed else None
+        if ended is not None:
+            ended.close()  # it has ended, or receives no descriptors any more
         messages.append(WorkerGone(handle.uid, exitcode, "" if ended is None else f"zygote {ended.number}"))
 
     def partial_output(self) -> list[tuple[str, str]]:
