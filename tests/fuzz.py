@@ -53,13 +53,13 @@ class Samples:
 
     def __getitem__(self, i: int) -> dict[str, Any]:
         self.fetched[i] += 1
-        if self.delay:
-            time.sleep(self.delay * random.random())
-        if i in self.bad:
-            raise OSError(f"sample {i} is unreadable")
         info = get_worker_info()
         own = None if info is None else info.rng
         draw = random if own is None else own.random_generator
+        if self.delay:
+            time.sleep(self.delay * draw.random())
+        if i in self.bad:
+            raise OSError(f"sample {i} is unreadable")
         return {
             "index": i,
             "noise": (draw.random(), float(torch.rand((), generator=None if own is None else own.torch_generator))),
