@@ -99,9 +99,7 @@ class FakeLoader:
         self.epoch += 1
         self.done = 0
         self.state = "running"
-        self.events.publish(
-            EpochStarted(time.perf_counter_ns(), self.epoch, self.epoch, self.batches, len(self.restarts))
-        )
+        self.events.publish(EpochStarted(time.perf_counter_ns(), self.epoch, self.batches, len(self.restarts)))
         reason = "abandoned"
         try:
             for batch in range(self.batches):
@@ -111,7 +109,7 @@ class FakeLoader:
             reason = "exhausted"
         finally:
             self.state = "idle"
-            self.events.publish(EpochEnded(time.perf_counter_ns(), self.epoch, self.epoch, self.done, reason))
+            self.events.publish(EpochEnded(time.perf_counter_ns(), self.epoch, self.done, reason))
 
     def _wait_for(self, batch: int) -> None:
         ready = time.perf_counter() + self.pace

@@ -161,14 +161,14 @@ def looks(run: Run, moments: list[float]) -> list[Snapshot]:
     """Snapshots while the run goes on, and one after its end."""
     records = run.records()
     stats, found = new_stats(cores=8), []
-    stats.update(EpochStarted(START, 0, 0, run.batches, len(run.makes)))
+    stats.update(EpochStarted(START, 0, run.batches, len(run.makes)))
     workers = [gauge(i, state="fetching") for i in range(len(run.makes))]
     end = records[-1].returned
     left = list(records)
     for now in sorted(round(START + moment * (end - START)) for moment in moments):
         while left and left[0].returned <= now:
             stats.update(left.pop(0))
-        present: dict[str, Any] = {"window": run.ahead * len(run.makes), "run": 0}
+        present: dict[str, Any] = {"window": run.ahead * len(run.makes), "epoch": 0}
         if left and left[0].delivered > now:
             present |= {"waiting_since": left[0].requested, "waiting_for": left[0].index}
             present["delivered"] = left[0].index
@@ -178,7 +178,7 @@ def looks(run: Run, moments: list[float]) -> list[Snapshot]:
         found.append(stats.snapshot(gauges(now, *workers, **present, ready=ready)))
     for r in left:
         stats.update(r)
-    stats.update(EpochEnded(end, 0, 0, run.batches, "exhausted"))
+    stats.update(EpochEnded(end, 0, run.batches, "exhausted"))
     found.append(stats.snapshot(gauges(end + S, *workers, state="idle")))
     return found
 

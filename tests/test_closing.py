@@ -105,8 +105,8 @@ def test_closing_wakes_consumers_that_leave_at_that_moment():
     """They are listed without the lock."""
 
     class Leaving(dict):
-        def __contains__(self, run):
-            found = super().__contains__(run)
+        def __contains__(self, epoch):
+            found = super().__contains__(epoch)
             self.clear()
             return found
 
@@ -185,9 +185,9 @@ def test_a_signal_handler_can_close_a_loader_that_it_has_interrupted(workers, mo
     options = {} if workers is None else {"num_workers": 1, "workers": workers}
     take, errors = Dispatcher.take, []
 
-    def interrupted(self, run):
+    def interrupted(self, epoch):
         os.kill(os.getpid(), signal.SIGUSR1)
-        return take(self, run)
+        return take(self, epoch)
 
     def handle(_number, _frame):
         loader.close()

@@ -526,7 +526,7 @@ def test_the_static_form_of_a_large_loader_is_small_and_its_texts_are_escaped() 
     now = time.perf_counter_ns()
     events: list[Any] = [
         BatchRecord(
-            0, 0, i, i % 64, 1, 1, 4, 100, "segment", t, t, t, t + 3 * 10**6, t + 4 * 10**6, t + 4 * 10**6,
+            0, i, i % 64, 1, 1, 4, 100, "segment", t, t, t, t + 3 * 10**6, t + 4 * 10**6, t + 4 * 10**6,
             t + 30 * 10**6, t + 30 * 10**6, t + 31 * 10**6, 0, 0, 0, 0, 0, 1, 1, (evil,),
         )
         for i in range(6000)

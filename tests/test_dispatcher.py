@@ -22,7 +22,7 @@ GIVEN_UP = "given up"
 def assignments(dispatcher):
     """What is to be sent, as (worker, task) by job number."""
     pairs = [(assign.worker, task) for assign in dispatcher.assignments() for task in assign.tasks]
-    return sorted(pairs, key=lambda pair: (pair[1].run, pair[1].job))
+    return sorted(pairs, key=lambda pair: (pair[1].epoch, pair[1].job))
 
 
 class FixedPolicy(PrefetchPolicy):
@@ -52,17 +52,17 @@ class Chaos(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.uids = 0
-        self.runs = 0
-        self.inboxes: dict[int, list[tuple[int, int]]] = {}  # live workers: (run, number) sent to them
-        self.in_flight: list[tuple[int, int, int]] = []  # (worker, run, number): results in flight
-        self.wanted: dict[int, list[int]] = {}  # run -> numbers still to be delivered, in order
+        self.epochs = 0
+        self.inboxes: dict[int, list[tuple[int, int]]] = {}  # live workers: (epoch, number) sent to them
+        self.in_flight: list[tuple[int, int, int]] = []  # (worker, epoch, number): results in flight
+        self.wanted: dict[int, list[int]] = {}  # epoch -> numbers still to be delivered, in order
         self.out_of_order: set[int] = set()
         self.suspects: dict[tuple[int, int], int] = {}
         self.accepted: set[tuple[int, int]] = set()
         self.outdated: set[int] = set()  # workers that existed when everything was to be produced again
         self.steps = 0  # batches that may be taken though the loader is paused
         self.owed = 0  # and sent
-        self.windows: dict[int, int] = {}  # run -> the largest window that it has had
+        self.windows: dict[int, int] = {}  # epoch -> the largest window that it has had
 
     @initialize(depth=st.integers(1, 4), workers=st.integers(0, 3), window=st.integers(0, 6), data=st.data())
     def begin(self, depth, workers, window, data):
@@ -99,7 +99,7 @@ class Chaos(RuleBasedStateMachine):
         assert held == before
         assert self.dispatcher.held_by(worker) == []
         if blame and held:
-            key = held[0].run, held[0].number
+            key = held[0].epoch, held[0].number
             self.suspects[key] = self.suspects.get(key, 0) + 1
             assert held[0].deaths == self.suspects[key]
             assert (fatal is held[0]) == (self.suspects[key] >= MAX_DEATHS)
@@ -110,15 +110,15 @@ class Chaos(RuleBasedStateMachine):
         self.dispatch(data)
         if fatal is not None:
             self.dispatcher.fail(fatal, GIVEN_UP, NOW)
-            self.accept(fatal.run, fatal.number, fatal)
+            self.accept(fatal.epoch, fatal.number, fatal)
 
     @precondition(lambda self: any(self.inboxes.values()))
     @rule(data=st.data(), position=st.integers(0, 3))
     def worker_produces_a_batch(self, data, position):
         worker = data.draw(st.sampled_from(sorted(w for w, inbox in self.inboxes.items() if inbox)))
         inbox = self.inboxes[worker]
-        run, number = inbox.pop(min(position, len(inbox) - 1))
-        self.arrive(worker, run, number)
+        epoch, number = inbox.pop(min(position, len(inbox) - 1))
+        self.arrive(worker, epoch, number)
         self.dispatch(data)
 
     @precondition(lambda self: self.in_flight)
@@ -129,88 +129,88 @@ class Chaos(RuleBasedStateMachine):
     @precondition(lambda self: self.accepted)
     @rule(data=st.data())
     def result_arrives_again(self, data):
-        run, number = data.draw(st.sampled_from(sorted(self.accepted)))
-        assert self.dispatcher.result(data.draw(st.integers(0, self.uids)), run, number, "again", NOW) is None
+        epoch, number = data.draw(st.sampled_from(sorted(self.accepted)))
+        assert self.dispatcher.result(data.draw(st.integers(0, self.uids)), epoch, number, "again", NOW) is None
 
-    def arrive(self, worker, run, number):
-        accepted = self.dispatcher.result(worker, run, number, f"{run}:{number}", NOW)
+    def arrive(self, worker, epoch, number):
+        accepted = self.dispatcher.result(worker, epoch, number, f"{epoch}:{number}", NOW)
         if worker in self.outdated:
             assert accepted is None or worker in self.inboxes, "it is of the old dataset"
             if accepted is None:
                 return  # it waits for another worker, as the invariants check
-        self.accept(run, number, accepted)
+        self.accept(epoch, number, accepted)
 
-    def accept(self, run, number, accepted):
+    def accept(self, epoch, number, accepted):
         if accepted is None:  # rejected: then it must not be the only copy of a batch that is still wanted
-            elsewhere = any((run, number) in inbox for inbox in self.inboxes.values())
-            assert run not in self.wanted or (run, number) in self.accepted or elsewhere
+            elsewhere = any((epoch, number) in inbox for inbox in self.inboxes.values())
+            assert epoch not in self.wanted or (epoch, number) in self.accepted or elsewhere
             return
-        assert (accepted.run, accepted.number) == (run, number)
-        if run in self.wanted:
-            assert (run, number) not in self.accepted
-            self.accepted.add((run, number))
+        assert (accepted.epoch, accepted.number) == (epoch, number)
+        if epoch in self.wanted:
+            assert (epoch, number) not in self.accepted
+            self.accepted.add((epoch, number))
 
     def revoke(self, revoke, data):
         """Take batches back from a worker, except for those that it has begun. Gives how many."""
         inbox = self.inboxes[revoke.worker]
-        assert all((task.run, task.number) in inbox for task in revoke.tasks)
+        assert all((task.epoch, task.number) in inbox for task in revoke.tasks)
         assert revoke.tasks
         begun = data.draw(st.integers(0, len(revoke.tasks)), label="begun")
         tasks = revoke.tasks[begun:]  # a worker begins them in order
         for task in tasks:
-            inbox.remove((task.run, task.number))
+            inbox.remove((task.epoch, task.number))
         self.dispatcher.revoked(revoke.worker, tasks)
         return len(tasks)
 
     def cancel(self, cancels, data):
         """Cancel batches of a closed iteration. A worker that has begun such a batch still produces it."""
-        for worker, run, numbers in cancels:
+        for worker, epoch, numbers in cancels:
             inbox = self.inboxes[worker]
             for number in numbers:
-                assert (run, number) in inbox
+                assert (epoch, number) in inbox
                 if data.draw(st.booleans(), label="cancelled in time"):
-                    inbox.remove((run, number))
+                    inbox.remove((epoch, number))
 
     # ---- iterations
 
     @rule(window=st.integers(0, 6), in_order=st.booleans(), data=st.data())
     def iteration_begins(self, window, in_order, data):
-        run, self.runs = self.runs, self.runs + 1
+        epoch, self.epochs = self.epochs, self.epochs + 1
         self.set_window(window)
-        for revoke in self.dispatcher.open_iteration(run, in_order=in_order):
+        for revoke in self.dispatcher.open_iteration(epoch, in_order=in_order):
             self.revoke(revoke, data)
-        self.wanted[run] = []
-        self.windows[run] = window
+        self.wanted[epoch] = []
+        self.windows[epoch] = window
         if not in_order:
-            self.out_of_order.add(run)
-        assert all(state.parked for number, state in self.dispatcher.iterations.items() if number != run)
+            self.out_of_order.add(epoch)
+        assert all(state.parked for number, state in self.dispatcher.iterations.items() if number != epoch)
 
     def set_window(self, window):
         self.policy.window = window
-        for run, largest in self.windows.items():
-            self.windows[run] = max(largest, window)
+        for epoch, largest in self.windows.items():
+            self.windows[epoch] = max(largest, window)
 
     @precondition(lambda self: len(self.wanted) > 1)
     @rule(data=st.data())
     def iteration_is_closed(self, data):
-        run = data.draw(st.sampled_from(sorted(self.wanted)))
-        ready = self.dispatcher.iterations[run].reorder.ready + self.dispatcher.iterations[run].reorder.reordering
-        unwanted, cancels = self.dispatcher.close_iteration(run)
+        epoch = data.draw(st.sampled_from(sorted(self.wanted)))
+        ready = self.dispatcher.iterations[epoch].reorder.ready + self.dispatcher.iterations[epoch].reorder.reordering
+        unwanted, cancels = self.dispatcher.close_iteration(epoch)
         assert len(unwanted) == ready
         self.cancel(cancels, data)
-        del self.wanted[run]
-        self.accepted = {key for key in self.accepted if key[0] != run}
-        assert self.dispatcher.close_iteration(run) == ([], [])
+        del self.wanted[epoch]
+        self.accepted = {key for key in self.accepted if key[0] != epoch}
+        assert self.dispatcher.close_iteration(epoch) == ([], [])
 
     @precondition(lambda self: self.wanted)
     @rule(data=st.data(), parked=st.booleans())
     def iteration_is_parked_or_asked(self, data, parked):
-        run = data.draw(st.sampled_from(sorted(self.wanted)))
+        epoch = data.draw(st.sampled_from(sorted(self.wanted)))
         if parked:
-            for revoke in self.dispatcher.park(run):
+            for revoke in self.dispatcher.park(epoch):
                 self.revoke(revoke, data)
         else:
-            self.dispatcher.unpark(run)
+            self.dispatcher.unpark(epoch)
 
     @rule(data=st.data())
     def a_worker_is_idle(self, data):
@@ -263,7 +263,7 @@ class Chaos(RuleBasedStateMachine):
 
     @rule()
     def what_has_arrived_is_dropped(self):
-        outside = {(run, number) for run, numbers in self.wanted.items() for number in numbers}
+        outside = {(epoch, number) for epoch, numbers in self.wanted.items() for number in numbers}
         self.outdated |= set(self.inboxes)
         assert len(self.dispatcher.redo()) == len(self.accepted & outside)
         self.accepted -= outside
@@ -273,12 +273,12 @@ class Chaos(RuleBasedStateMachine):
     @precondition(lambda self: self.wanted)
     @rule(data=st.data())
     def sampler_is_asked(self, data):
-        run = data.draw(st.sampled_from(sorted(self.wanted)))
-        room = self.dispatcher.room(run)
+        epoch = data.draw(st.sampled_from(sorted(self.wanted)))
+        room = self.dispatcher.room(epoch)
         for _ in range(data.draw(st.sampled_from([room, min(1, room)]))):
-            task = self.dispatcher.add(run, ["index"], seed=7)
-            assert (task.run, task.indices, task.seed) == (run, ["index"], 7)
-            self.wanted[run].append(task.number)
+            task = self.dispatcher.add(epoch, ["index"], seed=7)
+            assert (task.epoch, task.indices, task.seed) == (epoch, ["index"], 7)
+            self.wanted[epoch].append(task.number)
         self.dispatch(data)
 
     @rule()
@@ -288,21 +288,21 @@ class Chaos(RuleBasedStateMachine):
             assert len(given) <= self.owed
             self.owed -= len(given)
         for worker, task in given:
-            assert not self.dispatcher.iterations[task.run].parked
-            self.inboxes[worker].append((task.run, task.number))
+            assert not self.dispatcher.iterations[task.epoch].parked
+            self.inboxes[worker].append((task.epoch, task.number))
             assert task.attempt >= 1
 
     @precondition(lambda self: self.wanted)
     @rule(data=st.data())
     def consumer_takes(self, data):
-        run = data.draw(st.sampled_from(sorted(self.wanted)))
-        self.dispatcher.unpark(run)
-        while self.take(run) and data.draw(st.booleans(), label="more"):
+        epoch = data.draw(st.sampled_from(sorted(self.wanted)))
+        self.dispatcher.unpark(epoch)
+        while self.take(epoch) and data.draw(st.booleans(), label="more"):
             pass
         self.sampler_is_asked(data)
 
-    def take(self, run):
-        item = self.dispatcher.take(run)
+    def take(self, epoch):
+        item = self.dispatcher.take(epoch)
         if item is None:
             return False
         if self.dispatcher.paused:
@@ -310,12 +310,12 @@ class Chaos(RuleBasedStateMachine):
             self.steps -= 1
             self.owed += 1
         task, result = item.task, item.outcome
-        assert result in (f"{run}:{task.number}", GIVEN_UP)
-        assert (run, task.number) in self.accepted
-        if run in self.out_of_order:
-            self.wanted[run].remove(task.number)
+        assert result in (f"{epoch}:{task.number}", GIVEN_UP)
+        assert (epoch, task.number) in self.accepted
+        if epoch in self.out_of_order:
+            self.wanted[epoch].remove(task.number)
         else:
-            assert self.wanted[run].pop(0) == task.number
+            assert self.wanted[epoch].pop(0) == task.number
         return True
 
     # ---- always
@@ -326,23 +326,23 @@ class Chaos(RuleBasedStateMachine):
             return
         held = [self.dispatcher.held_by(worker) for worker in self.inboxes]
         assert all(len(tasks) <= self.depth for tasks in held)
-        keys = [(task.run, task.number) for tasks in held for task in tasks]
+        keys = [(task.epoch, task.number) for tasks in held for task in tasks]
         assert len(keys) == len(set(keys)), "a batch is with two workers"
-        for run, state in self.dispatcher.iterations.items():
-            assert state.assigned == sum(key[0] == run for key in keys)
-            assert self.dispatcher.outstanding(run) == len(self.wanted[run])
-            assert len(self.wanted[run]) <= max(self.windows[run], 1)
+        for epoch, state in self.dispatcher.iterations.items():
+            assert state.assigned == sum(key[0] == epoch for key in keys)
+            assert self.dispatcher.outstanding(epoch) == len(self.wanted[epoch])
+            assert len(self.wanted[epoch]) <= max(self.windows[epoch], 1)
 
     @invariant()
     def no_batch_is_lost(self):
         if not hasattr(self, "dispatcher"):
             return
-        held = {(t.run, t.number) for w in self.inboxes for t in self.dispatcher.held_by(w)}
-        for run, numbers in self.wanted.items():
-            waiting = {task.number for task in self.dispatcher.iterations[run].waiting}
+        held = {(t.epoch, t.number) for w in self.inboxes for t in self.dispatcher.held_by(w)}
+        for epoch, numbers in self.wanted.items():
+            waiting = {task.number for task in self.dispatcher.iterations[epoch].waiting}
             for number in numbers:
-                places = [number in waiting, (run, number) in held, (run, number) in self.accepted]
-                assert places.count(True) == 1, (run, number, places)
+                places = [number in waiting, (epoch, number) in held, (epoch, number) in self.accepted]
+                assert places.count(True) == 1, (epoch, number, places)
 
     def teardown(self):
         """With one reliable worker everything that is outstanding is delivered."""
@@ -355,15 +355,15 @@ class Chaos(RuleBasedStateMachine):
         self.inboxes = {}
         self.worker_starts()
         (worker,) = self.inboxes
-        for run in list(self.wanted):
-            self.dispatcher.unpark(run)
+        for epoch in list(self.wanted):
+            self.dispatcher.unpark(epoch)
         while any(self.wanted.values()):
             self.batches_are_sent()
             progress = bool(self.inboxes[worker])
             while self.inboxes[worker]:
                 self.arrive(worker, *self.inboxes[worker].pop(0))
-            for run in self.wanted:
-                while self.take(run):
+            for epoch in self.wanted:
+                while self.take(epoch):
                     progress = True
             assert progress, f"no progress; still wanted: {self.wanted}"
 
@@ -389,11 +389,11 @@ def revoked(dispatcher, revoke, begun=()):
     return revoke.worker, [task.number for task in tasks]
 
 
-def produced(dispatcher: Dispatcher[str], worker: int, number: int, run: int = 0):
+def produced(dispatcher: Dispatcher[str], worker: int, number: int, epoch: int = 0):
     """The result of a batch arrives. Returns the batches that can be delivered since then; None if it is rejected."""
-    state = dispatcher.iterations.get(run)
+    state = dispatcher.iterations.get(epoch)
     before = state.reorder.ready if state else 0
-    if dispatcher.result(worker, run, number, f"batch {number}", NOW) is None:
+    if dispatcher.result(worker, epoch, number, f"batch {number}", NOW) is None:
         return None
     freed = state.reorder.peek(state.reorder.ready)[before:]
     assert all(delivery.task.in_order == NOW for delivery in freed)
@@ -513,7 +513,7 @@ def test_a_parked_iteration_yields_the_workers_except_for_what_they_are_processi
     assert [revoked(dispatcher, revoke) for revoke in revokes] == [(0, [2]), (1, [3])]
     dispatcher.add(1, None, 0)
     dispatcher.add(1, None, 0)
-    assert [(w, t.run, t.number) for w, t in assignments(dispatcher)] == [(0, 1, 0), (1, 1, 1)]
+    assert [(w, t.epoch, t.number) for w, t in assignments(dispatcher)] == [(0, 1, 0), (1, 1, 1)]
     assert produced(dispatcher, 0, 0) == [0]
     dispatcher.unpark(0)
     assert sent(dispatcher) == [(0, 2)]

@@ -708,7 +708,7 @@ def test_a_batch_that_arrived_before_its_worker_died_counts_even_if_the_death_is
         pool._read_lifeline(handle, handle.lifeline, reports)
     pool.dispose()
     done, gone = reports
-    assert (done.run, done.number) == (4, 7)
+    assert (done.epoch, done.number) == (4, 7)
     assert gone.exitcode == -9
 
 
@@ -860,7 +860,7 @@ def test_workers_do_not_delay_the_shutdown_of_a_kernel(method):
 def test_an_exception_of_a_signal_handler_counts_as_an_interrupt(monkeypatch):
     """Such as the TimeoutError of a handler that limits the time of a cell: between any two instructions."""
 
-    def alarm(_run):
+    def alarm(_epoch):
         raise TimeoutError("too long")
 
     with DataLoader(Numbers(6), 2, num_workers=2) as loader:

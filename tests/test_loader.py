@@ -633,7 +633,7 @@ def test_each_batch_has_one_record_with_increasing_timestamps(workers):
             for _batch in loader:
                 pass
         records = loader.events.batches()
-    assert [(r.run, r.epoch, r.index) for r in records] == [(run, run, i) for run in (0, 1) for i in range(13)]
+    assert [(r.epoch, r.index) for r in records] == [(epoch, i) for epoch in (0, 1) for i in range(13)]
     for r in records:
         stamps = [r.dispatched, r.fetch_begin, r.fetched, r.collated, r.received, r.in_order, r.delivered, r.returned]
         assert stamps == sorted(stamps)
@@ -732,7 +732,7 @@ def test_events_of_workers_and_epochs_are_in_order():
     assert [(e.expected, e.reason) for e in died] == [(True, "restarted by request")] * len(died)
     assert [e.startup_ns > 0 for e in mine if isinstance(e, ev.WorkerReady)] == [True, True]
     (started,), (ended,) = events(loader, ev.EpochStarted), events(loader, ev.EpochEnded)
-    assert (started.batches, started.num_workers, started.run) == (4, 2, 0)
+    assert (started.batches, started.num_workers, started.epoch) == (4, 2, 0)
     assert (ended.batches, ended.reason) == (4, "exhausted")
     assert type(loader.events.history[-1]) is ev.LoaderClosed
 

@@ -89,7 +89,6 @@ def record(requested: int, *, wait: int = 0, step: int = 10 * MS, make: int = 20
     delivered = requested + wait
     collated = delivered - MS
     fields = {
-        "run": 0,
         "epoch": 0,
         "index": 0,
         "worker": 0,
@@ -124,17 +123,17 @@ def loop(
     batches: int,
     *,
     begin: int = START,
-    run: int = 0,
+    epoch: int = 0,
     workers: int = 2,
     cycle: Any = None,
     **how: Any,
 ) -> int:
     """Feed the start of an epoch and consecutive batches; return when the consumer was done with the last one."""
-    stats.update(EpochStarted(begin, run, run, 100, workers))
+    stats.update(EpochStarted(begin, epoch, 100, workers))
     now = begin
     for index in range(batches):
         changes = how | {"worker": index % workers if workers else -1} | (cycle(index) if cycle else {})
-        batch = record(now, index=index, run=run, epoch=run, **changes)
+        batch = record(now, index=index, epoch=epoch, **changes)
         stats.update(batch)
         now = batch.returned or batch.delivered
     return now
@@ -226,14 +225,14 @@ def test_slow_batches_and_the_end_of_an_epoch_are_no_stall():
     assert stats.snapshot(gauges(now + 20 * S, **waits)).stalled is None, "ten times as long as a batch takes"
     assert stats.snapshot(gauges(now + 31 * S, **waits)).stalled == 31
     assert stats.snapshot(gauges(now + 31 * S)).stalled is None, "the loop itself is busy"
-    stats.update(EpochEnded(now, 0, 0, 6, "exhausted"))
+    stats.update(EpochEnded(now, 0, 6, "exhausted"))
     assert stats.snapshot(gauges(now + 60 * S, state="idle", **waits)).stalled is None
 
 
 def run_ten_batches() -> tuple[Aggregator, int]:
     """Statistics of a loop that waits 90 ms for each batch, and when it asked for the eleventh."""
     stats = new_stats()
-    stats.update(EpochStarted(START, 0, 0, 100, 2))
+    stats.update(EpochStarted(START, 0, 100, 2))
     now = START
     for i in range(10):
         stats.update(record(now, wait=90 * MS, step=10 * MS, index=i))
@@ -244,7 +243,7 @@ def run_ten_batches() -> tuple[Aggregator, int]:
 def test_after_an_error_the_loop_has_stopped_until_it_comes_back():
     stats, now = run_ten_batches()
     stats.update(LoopStopped(now + 90 * MS, 0, 10, "ValueError: image 7 is truncated", interrupted=False))
-    at = {"run": 0, "delivered": 10, "at": 9, "at_since": now - 10 * MS}
+    at = {"epoch": 0, "delivered": 10, "at": 9, "at_since": now - 10 * MS}
     s = stats.snapshot(gauges(now + 60 * S, *pair(), **at))
     assert (s.state, s.eta, s.at, s.stalled) == ("stopped", None, None, None)
     assert s.elapsed == pytest.approx(1.09), "it does not go on counting"
@@ -255,7 +254,7 @@ def test_after_an_error_the_loop_has_stopped_until_it_comes_back():
     closed = stats.snapshot(gauges(now + 90 * S, state="closed"))
     assert closed.elapsed == pytest.approx(1.09)
     assert "and the loader is closed" in closed.verdict
-    back = stats.snapshot(gauges(now + 61 * S, *pair(), waiting_since=now + 60 * S, waiting_for=11, run=0))
+    back = stats.snapshot(gauges(now + 61 * S, *pair(), waiting_since=now + 60 * S, waiting_for=11, epoch=0))
     assert back.state == "running"
     stats.update(record(now + 60 * S, wait=90 * MS, index=11))
     assert stats.snapshot(gauges(now + 62 * S, *pair(), **at)).state == "running"
@@ -264,13 +263,13 @@ def test_after_an_error_the_loop_has_stopped_until_it_comes_back():
 def test_an_interrupted_wait_counts_as_waiting_and_is_named():
     stats, now = run_ten_batches()
     stats.update(LoopStopped(now + 5 * S, 0, 10, "KeyboardInterrupt", interrupted=True))
-    s = stats.snapshot(gauges(now + 60 * S, *pair(), run=0))
+    s = stats.snapshot(gauges(now + 60 * S, *pair(), epoch=0))
     assert s.state == "stopped"
     assert "was interrupted after 10 of 100 batches in 6.0 s, while the loop waited for batch 10 (5.0 s)" in s.verdict
     assert s.wait_share_epoch == pytest.approx(5.9 / 6)
     assert s.cause == "stall"
-    stats.update(EpochStarted(now + 70 * S, 1, 1, 100, 2))
-    assert stats.snapshot(gauges(now + 71 * S, *pair(), run=1)).state == "running"
+    stats.update(EpochStarted(now + 70 * S, 1, 100, 2))
+    assert stats.snapshot(gauges(now + 71 * S, *pair(), epoch=1)).state == "running"
 
 
 def test_skipped_samples_of_the_epoch_are_named_in_its_verdict():
@@ -279,17 +278,17 @@ def test_skipped_samples_of_the_epoch_are_named_in_its_verdict():
         stats.update(SampleFailed(now, 0, 2, 0, sample, f"OSError: {sample}.png", "", "skipped"))
     stats.update(SampleFailed(now, 0, 2, 0, None, "OSError", "", "retried"))
     named = "2 samples were skipped: the last one, sample 8 of batch 2, OSError: 8.png."
-    assert stats.snapshot(gauges(now, *pair(), run=0)).verdict.endswith(named)
-    stats.update(EpochEnded(now, 0, 0, 10, "exhausted"))
+    assert stats.snapshot(gauges(now, *pair(), epoch=0)).verdict.endswith(named)
+    stats.update(EpochEnded(now, 0, 10, "exhausted"))
     assert stats.snapshot(gauges(now, state="idle")).verdict.endswith(named)
-    stats.update(EpochStarted(now, 1, 1, 100, 2))
-    assert "skipped" not in stats.snapshot(gauges(now + S, *pair(), run=1)).verdict
+    stats.update(EpochStarted(now, 1, 100, 2))
+    assert "skipped" not in stats.snapshot(gauges(now + S, *pair(), epoch=1)).verdict
 
 
 def test_before_the_second_batch_the_time_left_is_estimated_from_the_samples_that_are_there():
     stats = new_stats()
-    stats.update(EpochStarted(START, 0, 0, 100, 2))
-    waits = {"waiting_since": START, "waiting_for": 0, "run": 0}
+    stats.update(EpochStarted(START, 0, 100, 2))
+    waits = {"waiting_since": START, "waiting_for": 0, "epoch": 0}
     s = stats.snapshot(gauges(START + 6 * S, *pair(), **waits))
     assert (s.first_batch_in, s.eta, s.eta_rough) == (None, None, False), "nothing is known yet"
     fetching = FetchProgress(0, START + S, 2, 16), FetchProgress(1, START + S, 15, 16)
@@ -301,7 +300,7 @@ def test_before_the_second_batch_the_time_left_is_estimated_from_the_samples_tha
     ready = tuple(ProducedBatch(0, n, 1, START, START, START + 2 * S, START, 0) for n in range(1, 10))
     s = stats.snapshot(gauges(START + 6 * S, *pair(), fetching=fetching, made=ready, **waits))
     assert s.eta == pytest.approx(27 + 90 * 2 / 2), "others are there, and took 2 s each"
-    s = stats.snapshot(gauges(START + 40 * S, *pair(), run=0, delivered=1, at=0, at_since=START + 33 * S))
+    s = stats.snapshot(gauges(START + 40 * S, *pair(), epoch=0, delivered=1, at=0, at_since=START + 33 * S))
     assert (s.first_batch_in, s.eta, s.eta_rough) == (None, pytest.approx(99 * 2 / 2), True), "the loop works on it"
     now = loop(stats, 10, wait=30 * MS)
     s = stats.snapshot(gauges(now, *pair(), waiting_since=now, waiting_for=10))
@@ -344,16 +343,16 @@ def test_paused_time_is_left_out_of_rates_and_shares():
 def test_a_second_epoch_resets_progress_and_keeps_the_slowest_samples():
     stats = new_stats()
     now = loop(stats, 10, cycle=lambda index: {"slowest_index": index, "slowest_ns": (index + 1) * MS})
-    stats.update(EpochEnded(now, 0, 0, 10, "exhausted"))
-    now = loop(stats, 3, begin=now + S, run=1, slowest_index="b", slowest_ns=5 * MS)
+    stats.update(EpochEnded(now, 0, 10, "exhausted"))
+    now = loop(stats, 3, begin=now + S, epoch=1, slowest_index="b", slowest_ns=5 * MS)
     s = stats.snapshot(gauges(now))
     assert (s.epoch, s.batches_done, s.samples_done) == (1, 3, 48)
     assert s.elapsed == pytest.approx(0.03)
     assert [x.index for x in s.slowest[:3]] == [9, 8, 7]
     assert [x.seconds for x in s.slowest] == sorted((x.seconds for x in s.slowest), reverse=True)
     assert [(x.epoch, x.seconds) for x in s.slowest if x.index == "b"] == [(1, 0.005)]
-    for run in (2, 3):
-        now = loop(stats, 1, begin=now + S, run=run, slowest_index="c", slowest_ns=MS)
+    for epoch in (2, 3):
+        now = loop(stats, 1, begin=now + S, epoch=epoch, slowest_index="c", slowest_ns=MS)
     assert [x.index for x in stats.snapshot(gauges(now)).slowest] == ["b", "c"], "epoch 0 is three iterators ago"
 
 
@@ -374,27 +373,27 @@ def test_samples_with_unhashable_indices_are_kept():
 
 def test_with_several_iterators_progress_is_that_of_the_newest():
     stats = new_stats()
-    stats.update(EpochStarted(START, 0, 0, 10, 2))
-    stats.update(EpochStarted(START, 1, 1, 20, 2))
+    stats.update(EpochStarted(START, 0, 10, 2))
+    stats.update(EpochStarted(START, 1, 20, 2))
     now = START
     for index in range(10):
-        for run in (0, 1):
-            stats.update(record(now, run=run, epoch=run, index=index, step=10 * MS))
+        for epoch in (0, 1):
+            stats.update(record(now, epoch=epoch, index=index, step=10 * MS))
             now += 10 * MS
     s = stats.snapshot(gauges(now))
     assert (s.epoch, s.batches_done, s.batches_total) == (1, 10, 20)
     assert s.batches_per_second == pytest.approx(100, rel=0.1)
     assert s.eta == pytest.approx(10 / 50, rel=0.15)
-    stats.update(EpochEnded(now, 0, 0, 10, "exhausted"))
-    assert stats.snapshot(gauges(now + S)).elapsed > s.elapsed, "the end of an older run is not the end of the epoch"
+    stats.update(EpochEnded(now, 0, 10, "exhausted"))
+    assert stats.snapshot(gauges(now + S)).elapsed > s.elapsed, "the end of an older epoch is not the end of this one"
 
 
 def test_a_late_epoch_start_keeps_the_batches_before_it():
     stats = new_stats()
-    stats.update(record(START + 10 * MS, run=3, epoch=3))
+    stats.update(record(START + 10 * MS, epoch=3))
     assert stats.snapshot(gauges(START + 30 * MS)).batches_total is None
-    stats.update(EpochStarted(START, 3, 3, 5, 1))
-    stats.update(EpochStarted(START - S, 2, 2, 99, 1))
+    stats.update(EpochStarted(START, 3, 5, 1))
+    stats.update(EpochStarted(START - S, 2, 99, 1))
     s = stats.snapshot(gauges(START + 30 * MS))
     assert (s.epoch, s.batches_done, s.batches_total) == (3, 1, 5)
     assert s.elapsed == pytest.approx(0.03)
@@ -402,7 +401,7 @@ def test_a_late_epoch_start_keeps_the_batches_before_it():
 
 def test_an_unknown_number_of_batches_has_no_eta():
     stats = new_stats()
-    stats.update(EpochStarted(START, 0, 0, None, 2))
+    stats.update(EpochStarted(START, 0, None, 2))
     stats.update(record(START))
     stats.update(record(START + 10 * MS))
     s = stats.snapshot(gauges(START + 20 * MS))
@@ -422,7 +421,7 @@ def test_a_batch_that_the_consumer_never_finished_has_no_step():
 def test_an_abandoned_epoch_does_not_advance():
     stats = new_stats()
     now = loop(stats, 20)
-    stats.update(EpochEnded(now, 0, 0, 21, "abandoned"))
+    stats.update(EpochEnded(now, 0, 21, "abandoned"))
     first, later = (stats.snapshot(gauges(now + t * S, state="idle")) for t in (1, 1000))
     assert first == dataclasses.replace(later, now=first.now)
     assert (first.batches_done, first.eta) == (21, None)
@@ -463,7 +462,7 @@ def test_failures_of_the_supervisor_are_counted_and_shown():
     stats = new_stats()
     for _ in range(2):
         stats.update(SupervisorFailed(START, "KeyError: 3"))
-    stats.update(EpochStarted(START, 0, 0, 10, 2))
+    stats.update(EpochStarted(START, 0, 10, 2))
     s = stats.snapshot(gauges(START + S, *pair()))
     assert s.supervisor_failures == 2
     assert "2 supervisor failures" in str(s)
@@ -481,7 +480,7 @@ def test_reloading_the_dataset_resets_stage_times_and_slowest_samples():
 
 def test_concurrent_updates_are_all_counted():
     stats = new_stats()
-    stats.update(EpochStarted(START, 0, 0, None, 2))
+    stats.update(EpochStarted(START, 0, None, 2))
     records = [record(START + i * MS) for i in range(2000)]
 
     def feed() -> None:
@@ -504,7 +503,7 @@ def test_concurrent_updates_are_all_counted():
 @pytest.mark.slow
 def test_snapshots_add_points_which_are_bounded():
     stats = new_stats()
-    stats.update(EpochStarted(START, 0, 0, None, 2))
+    stats.update(EpochStarted(START, 0, None, 2))
     now = START
     for _ in range(3000):
         now += 100 * MS
@@ -544,11 +543,11 @@ def test_an_idle_loader_adds_no_points_and_a_gap_is_a_flat_line():
     stats = new_stats()
     now = loop(stats, 50)
     stats.snapshot(gauges(now))
-    stats.update(EpochEnded(now, 0, 0, 50, "exhausted"))
+    stats.update(EpochEnded(now, 0, 50, "exhausted"))
     for i in range(1, 100):
         stats.snapshot(gauges(now + i * 250 * MS, state="idle", in_flight=0))
     assert len(stats.points()) == 2
-    now = loop(stats, 5, begin=now + 30 * S, run=1)
+    now = loop(stats, 5, begin=now + 30 * S, epoch=1)
     stats.snapshot(gauges(now, in_flight=4))
     _, idle, held, fresh = stats.points()
     assert dataclasses.replace(idle, time=0) == dataclasses.replace(held, time=0)
@@ -578,7 +577,7 @@ def test_verdict_before_anything():
 
 def test_verdict_while_starting_up():
     stats = new_stats()
-    stats.update(EpochStarted(START, 0, 0, 10, 2))
+    stats.update(EpochStarted(START, 0, 10, 2))
     workers = gauge(0), gauge(1, state="starting")
     cause, text = verdict(stats, gauges(START + 1200 * MS, *workers, state="starting", waiting_since=START))
     assert (cause, text) == ("starting", "Starting up for 1.2 s: 1 of 2 workers ready.")
@@ -702,7 +701,7 @@ def test_verdict_for_a_worker_that_delays_the_loop():
 def test_verdict_for_a_slow_worker():
     stats = new_stats()
     now = START
-    stats.update(EpochStarted(START, 0, 0, 100, 2))
+    stats.update(EpochStarted(START, 0, 100, 2))
     for index in range(40):
         batch = record(now, index=index, worker=index % 2, wait=200 * MS, make=400 * MS if index % 2 else 40 * MS)
         batch = batch._replace(received=batch.delivered - (0 if index % 2 else 180 * MS), in_order=batch.delivered)
@@ -722,7 +721,7 @@ def test_verdict_when_transport_is_the_limit():
     assert stats.snapshot(gauges(now, *pair())).cause not in ("transport", "pickle")
     stats = new_stats()
     now = START
-    stats.update(EpochStarted(START, 0, 0, 100, 2))
+    stats.update(EpochStarted(START, 0, 100, 2))
     for _ in range(50):
         batch = record(now, wait=60 * MS, make=10 * MS, nbytes=38_000_000, transport="pickle")
         back = 40 * MS
@@ -750,7 +749,7 @@ def test_right_after_a_resize_the_new_workers_do_not_count_as_idle_before():
     after = stats.snapshot(gauges(now + 100 * MS, *crew, window=16, waiting_since=now))
     assert after.cause == "workers_wait", after.verdict
     assert after.epoch_verdict.cause == "workers_wait"
-    stats.update(EpochEnded(now + 100 * MS, 0, 0, 60, "closed"))
+    stats.update(EpochEnded(now + 100 * MS, 0, 60, "closed"))
     stats.update(WorkerDied(now + S, 0, 1000, 0, "", expected=True, batches=(), stderr_tail=""))
     assert stats.snapshot(gauges(now + 2 * S, state="idle")).cause == "workers_wait"
 
@@ -762,12 +761,12 @@ def test_workers_of_another_machine_do_not_use_the_cores_of_this_one():
     now = loop(stats, 60, wait=40 * MS, make=95 * MS, fetch_cpu=85 * MS)
     s = stats.snapshot(gauges(now, *pair(kind="ray"), waiting_since=now))
     assert s.cause == s.epoch_verdict.cause == "workers_compute", s.verdict
-    stats.update(EpochEnded(now, 0, 0, 60, "closed"))
+    stats.update(EpochEnded(now, 0, 60, "closed"))
     assert stats.snapshot(gauges(now + S, state="closed")).epoch_verdict.cause == "workers_compute"
     assert stats.epoch_evidence().elsewhere == (MachineLoad(2, 8),)
     for worker in (0, 1):  # of this machine
         stats.update(WorkerReady(now + S, worker, 2000 + worker, S))
-    now = loop(stats, 60, begin=now + S, run=1, wait=40 * MS, make=95 * MS, fetch_cpu=85 * MS)
+    now = loop(stats, 60, begin=now + S, epoch=1, wait=40 * MS, make=95 * MS, fetch_cpu=85 * MS)
     assert stats.snapshot(gauges(now, *pair(), waiting_since=now)).cause == "workers_compute_full"
 
 
@@ -788,7 +787,7 @@ def test_verdict_without_workers():
 def test_verdict_after_the_epoch_and_after_close():
     stats = new_stats(cores=8)
     now = loop(stats, 100, wait=30 * MS, make=70 * MS)
-    stats.update(EpochEnded(now, 0, 0, 100, "exhausted"))
+    stats.update(EpochEnded(now, 0, 100, "exhausted"))
     ended = stats.snapshot(gauges(now + S, *pair(), state="idle"))
     assert ended.cause == "workers_compute"
     assert ended.verdict.startswith(
@@ -812,7 +811,7 @@ def test_now_and_the_epoch_are_judged_apart():
         now = batch.returned
     for s in (
         stats.snapshot(gauges(now, *pair())),
-        (stats.update(EpochEnded(now, 0, 0, 1000, "exhausted")), stats.snapshot(gauges(now, state="idle")))[1],
+        (stats.update(EpochEnded(now, 0, 1000, "exhausted")), stats.snapshot(gauges(now, state="idle")))[1],
     ):
         assert s.now_verdict.cause == "consumer"
         assert s.now_verdict.sentence.startswith(
@@ -827,7 +826,7 @@ def test_verdict_after_a_tiny_epoch_names_no_cause():
     stats = new_stats()
     now = loop(stats, 2)
     stats.update(BatchFailed(now, 0, 2, 1, 7, "ValueError: bad sample"))
-    stats.update(EpochEnded(now, 0, 0, 2, "error"))
+    stats.update(EpochEnded(now, 0, 2, "error"))
     assert verdict(stats, gauges(now, state="idle")) == (
         "idle",
         (
@@ -977,14 +976,14 @@ anything = st.none() | st.integers() | st.text(max_size=20) | st.lists(st.intege
 counts = st.integers(0, 10**12)
 batch_records = st.builds(
     BatchRecord,
-    *(small, small, counts, small, counts, small, counts, counts, st.sampled_from(["segment", "pickle", "local"])),
+    *(small, counts, small, counts, small, counts, counts, st.sampled_from(["segment", "pickle", "local"])),
     *[times] * 9,
     *(times, times, counts, counts, counts, anything, times, st.just(())),
 )
 events: st.SearchStrategy[Event] = st.one_of(
     batch_records,
-    st.builds(EpochStarted, times, small, small, st.none() | counts, small),
-    st.builds(EpochEnded, times, small, small, counts, st.sampled_from(["exhausted", "abandoned", "error", ""])),
+    st.builds(EpochStarted, times, small, st.none() | counts, small),
+    st.builds(EpochEnded, times, small, counts, st.sampled_from(["exhausted", "abandoned", "error", ""])),
     st.builds(WorkerRestarted, times, small, st.text(max_size=5)),
     st.builds(WorkerDied, times, small, counts, st.none(), st.text(), st.booleans(), st.just(()), st.text()),
     st.builds(BatchFailed, times, small, counts, small, anything, st.text(max_size=5)),
@@ -1048,8 +1047,8 @@ def test_snapshots_of_arbitrary_events_are_finite_and_readable(script: list[Even
 
 def test_the_batch_that_the_loop_is_processing_counts_as_delivered():
     stats = new_stats()
-    stats.update(EpochStarted(START, 0, 0, 100, 2))
-    s = stats.snapshot(gauges(START + 3 * S, *pair(), run=0, delivered=1, at=0, at_since=START + S))
+    stats.update(EpochStarted(START, 0, 100, 2))
+    s = stats.snapshot(gauges(START + 3 * S, *pair(), epoch=0, delivered=1, at=0, at_since=START + S))
     assert s.batches_done == 1
     assert s.at_for == pytest.approx(2)
     assert s.verdict == "The first batch came after 1.0 s; the loop has worked on it for 2.0 s."
@@ -1143,7 +1142,7 @@ def test_without_uploads_there_are_no_upload_stats():
 
 def test_the_start_of_workers_counts_for_the_epoch_that_waited_for_it():
     stats = new_stats()
-    stats.update(EpochStarted(START, 0, 0, 20, 2))
+    stats.update(EpochStarted(START, 0, 20, 2))
     stats.update(WorkerReady(START + 2 * S, 0, 1000, 2 * S))
     stats.update(WorkerReady(START + 3 * S, 1, 1001, 3 * S))
     now = START
@@ -1151,11 +1150,11 @@ def test_the_start_of_workers_counts_for_the_epoch_that_waited_for_it():
         batch = record(now, index=index, worker=index % 2, wait=3100 * MS if not index else MS)
         stats.update(batch)
         now = batch.returned
-    stats.update(EpochEnded(now, 0, 0, 20, "exhausted"))
+    stats.update(EpochEnded(now, 0, 20, "exhausted"))
     s = stats.snapshot(gauges(now, state="idle"))
     assert s.cause == "startup"
     assert "the first batch came after 3.1 s, of which the workers took 3.0 s to start" in s.verdict
-    now = loop(stats, 20, begin=now + S, run=1, cycle=lambda index: {"wait": 3100 * MS} if not index else {})
+    now = loop(stats, 20, begin=now + S, epoch=1, cycle=lambda index: {"wait": 3100 * MS} if not index else {})
     s = stats.snapshot(gauges(now))
     assert s.epoch_verdict.cause == "startup"
     assert "to start" not in s.epoch_verdict.sentence, "these workers ran already"

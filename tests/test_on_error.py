@@ -87,10 +87,10 @@ def test_the_cell_says_once_that_samples_are_skipped_and_how_many_were(workers, 
 def test_an_epoch_is_mentioned_if_it_skips_more_than_those_before_it():
     skipped = SkippedSamples()
     lines = []
-    for run, count in enumerate([1, 3, 3, 2, 4]):
-        lines += [skipped.add(ev.SampleFailed(0, run, 0, 0, i, "OSError: a\nb", "", "skipped")) for i in range(count)]
-        lines.append(skipped.exhausted(run))
-        skipped.closed(run)
+    for epoch, count in enumerate([1, 3, 3, 2, 4]):
+        lines += [skipped.add(ev.SampleFailed(0, epoch, 0, 0, i, "OSError: a\nb", "", "skipped")) for i in range(count)]
+        lines.append(skipped.exhausted(epoch))
+        skipped.closed(epoch)
     assert [line[:24] for line in lines if line] == [
         "nbloader: sample 0 of ba", "nbloader: 3 samples of t", "nbloader: 4 samples of t",
     ]  # fmt: skip
@@ -105,7 +105,7 @@ def test_skip_leaves_the_batch_with_the_other_samples(workers, dataset):
         got = [batch.tolist() for batch in loader]
         assert got == [[0, 1, 2], [4, 5, 6, 7], [10, 11], [12, 13, 14, 15], [16, 18, 19]]
         events = samples_failed(loader, retried=3 if dataset is AtOnce else 0)
-        assert [(e.run, e.index, e.sample, e.done) for e in sorted(events, key=lambda e: e.sample)] == [
+        assert [(e.epoch, e.index, e.sample, e.done) for e in sorted(events, key=lambda e: e.sample)] == [
             (0, 0, 3, "skipped"), (0, 2, 8, "skipped"), (0, 2, 9, "skipped"), (0, 4, 17, "skipped"),
         ]  # fmt: skip
         event = next(e for e in events if e.sample == 8)

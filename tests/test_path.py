@@ -146,12 +146,12 @@ def test_the_path_without_workers_is_shorter():
 # --- the rows of the timeline
 
 
-def record(number: int, *, worker: int = 0, wait: int = 1, run: int = 0, begin: int | None = None) -> BatchRecord:
+def record(number: int, *, worker: int = 0, wait: int = 1, epoch: int = 0, begin: int | None = None) -> BatchRecord:
     """A batch requested 20 ms after the one before; times in ms."""
     asked = (20 * number if begin is None else begin) * MS + MS
     got = asked + wait * MS
     return BatchRecord(
-        run, run, number, worker, 1, 1, 4, 100, "segment", asked, asked, asked, asked + MS, asked + 2 * MS,
+        epoch, number, worker, 1, 1, 4, 100, "segment", asked, asked, asked, asked + MS, asked + 2 * MS,
         asked + 2 * MS, asked + 3 * MS, got, got + 5 * MS, 0, 0, 0, 0, 0, 1, 1, tuple(range(4)),
     )  # fmt: skip
 
@@ -264,11 +264,11 @@ def test_the_time_that_a_lost_worker_hung_stays_in_the_timeline():
 
 def test_the_timeline_fits_the_newest_epoch():
     panel = TimelinePanel()
-    events = [EpochStarted(50 * MS, 0, 0, 9, 2), record(3), EpochEnded(90 * MS, 0, 0, 9, "exhausted")]
+    events = [EpochStarted(50 * MS, 0, 9, 2), record(3), EpochEnded(90 * MS, 0, 9, "exhausted")]
     frame = Frame(snapshot(), events=events, now=200 * MS)
     panel.news(frame)
     assert panel.payload(frame)["epoch"] == [50, 90]
-    frame = Frame(snapshot(), events=[EpochStarted(210 * MS, 1, 1, 9, 2), record(11, run=1)], now=300 * MS)
+    frame = Frame(snapshot(), events=[EpochStarted(210 * MS, 1, 9, 2), record(11, epoch=1)], now=300 * MS)
     panel.news(frame)
     assert panel.payload(frame)["epoch"] == [210, None]
     assert "0.017 s" in panel.html(panel.payload(frame)), (
@@ -300,10 +300,10 @@ def test_stages_that_are_off_are_not_in_the_legend():
 
 def test_loops_that_run_at_the_same_time_have_different_lanes():
     timeline = Timeline()
-    pairs = [(record(i, begin=20 * i), record(i, run=1, begin=20 * i + 2)) for i in range(3)]
+    pairs = [(record(i, begin=20 * i), record(i, epoch=1, begin=20 * i + 2)) for i in range(3)]
     lanes = [r.lane.number for r in timeline.take(list(itertools.chain(*pairs))) if r.lane.kind is LaneKind.LOOP]
     assert lanes == [0, 1, 0, 1, 0, 1]
-    assert timeline.take([record(0, run=2, begin=5000)])[1].lane == loop_lane(0)
+    assert timeline.take([record(0, epoch=2, begin=5000)])[1].lane == loop_lane(0)
 
 
 def test_the_static_timeline_is_bounded_and_shows_every_lane():

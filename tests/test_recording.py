@@ -214,10 +214,11 @@ def test_a_changed_byte_is_noticed_or_without_effect(run, path, data):
         (gzip.compress(b"hello"), "damaged, or not a recording"),
         (gzip.compress(b'{"a": 1}\n'), "its first line is not a recording header"),
         (gzip.compress(b"[" * 100_000), "damaged, or not a recording"),
-        (gzip.compress(b'{"recording":{"format":"nbloader recording","version":2,"nbloader":"9"}}'), "nbloader 9, in"),
-        (gzip.compress(b'{"recording":{"format":"nbloader recording","version":1}}'), "Header without nbloader"),
+        (gzip.compress(b'{"recording":{"format":"nbloader recording","version":3,"nbloader":"9"}}'), "nbloader 9, in"),
+        (gzip.compress(b'{"recording":{"format":"nbloader recording","version":1,"nbloader":"0"}}'), "reads version 2"),
+        (gzip.compress(b'{"recording":{"format":"nbloader recording","version":2}}'), "Header without nbloader"),
     ],
-    ids=["empty", "picture", "text", "json", "nested", "version", "header"],
+    ids=["empty", "picture", "text", "json", "nested", "newer", "older", "header"],
 )
 def test_what_is_not_a_recording_is_refused_with_a_reason(tmp_path, content, text):
     (tmp_path / "other.nbl").write_bytes(content)
@@ -235,7 +236,7 @@ def test_what_is_not_a_recording_is_refused_with_a_reason(tmp_path, content, tex
         ([("show", {"kind": "full", "now": 0, "payloads": {}, "news": {"a": 3}})], "not a list"),
         ([("event", ["WorkerDied", {"time": "soon"}])], "WorkerDied without"),
         ([("event", 3)], "3' where list is expected"),
-        ([("batches", {"run": [1]})], "'None' where list is expected"),
+        ([("batches", {"epoch": [1]})], "'None' where list is expected"),
         ([("snapshot", [])], r"'\[\]' where dict is expected"),
     ],
 )
@@ -573,15 +574,17 @@ def test_of_a_long_epoch_the_first_batches_are_kept_and_the_others_counted(tmp_p
         "placed": None,
         "transfer": None,
     }
-    for run in range(3):
+    for epoch in range(3):
         for index in range(15):
-            loader.events.publish(BatchRecord(**blank | {"run": run, "index": index}))
+            loader.events.publish(BatchRecord(**blank | {"epoch": epoch, "index": index}))
     with Recorder(loader, tmp_path / "run.nbl", LIMIT):
         for index in range(15):
-            loader.events.publish(BatchRecord(**blank | {"run": 3, "index": index}))
+            loader.events.publish(BatchRecord(**blank | {"epoch": 3, "index": index}))
     recording = read(tmp_path / "run.nbl")
-    kept = [(event.run, event.index) for event in recording.events]
-    assert kept == [(run, index) for run in (2, 3) for index in range(10)], "earlier epochs are none of this recording"
+    kept = [(event.epoch, event.index) for event in recording.events]
+    assert kept == [(epoch, index) for epoch in (2, 3) for index in range(10)], (
+        "earlier epochs are none of this recording"
+    )
     assert recording.end.left_out == 10
 
 

@@ -49,7 +49,7 @@ def record(number: int, begin: int, *, worker: int = 0, wait: int = 5, step: int
     """A batch requested at `begin` (ms); times in ms."""
     delivered = begin + wait
     given = {
-        "run": 0, "epoch": 0, "index": number, "worker": worker, "pid": 100 + worker, "attempt": 1, "samples": 4,
+        "epoch": 0, "index": number, "worker": worker, "pid": 100 + worker, "attempt": 1, "samples": 4,
         "nbytes": 1000, "transport": "segment", "requested": begin * MS, "dispatched": (delivered - 6) * MS,
         "fetch_begin": (delivered - 5) * MS, "fetched": (delivered - 3) * MS, "collated": (delivered - 2) * MS,
         "received": (delivered - 2) * MS, "in_order": delivered * MS, "delivered": delivered * MS,
@@ -66,7 +66,7 @@ def epoch(count: int, begin: int = 1000, **changes: Any) -> list[BatchRecord]:
 LIFECYCLE = [
     WorkerStarted(990 * MS, 0, 100),
     WorkerReady(995 * MS, 0, 100, 5 * MS),
-    EpochStarted(999 * MS, 0, 0, 10, 2),
+    EpochStarted(999 * MS, 0, 10, 2),
     WorkerDied(1010 * MS, 1, 101, -9, "was killed by SIGKILL", False, (3,), "<script>\x00\nlast"),
     WorkerRestarted(1011 * MS, 1, "was killed by SIGKILL"),
     BatchFailed(1020 * MS, 0, 4, 1, "<b>\x00", "ValueError: bad"),
@@ -76,7 +76,7 @@ LIFECYCLE = [
     SupervisorFailed(1033 * MS, "OSError: broken"),
     SampleFailed(1033 * MS, 0, 4, 1, "<b>\x00", "ValueError: bad", "", "skipped"),
     WorkersResized(1034 * MS, 2, 3),
-    EpochEnded(1200 * MS, 0, 0, 10, "exhausted"),
+    EpochEnded(1200 * MS, 0, 10, "exhausted"),
     LoaderClosed(1201 * MS),
 ]
 
@@ -157,7 +157,7 @@ def test_any_kind_of_index_gives_valid_json():
 
 
 def test_loops_that_run_at_the_same_time_have_different_lanes_and_later_ones_reuse_them():
-    two = [*epoch(3), *(r._replace(run=1) for r in epoch(3)), *(r._replace(run=2) for r in epoch(3, begin=5000))]
+    two = [*epoch(3), *(r._replace(epoch=1) for r in epoch(3)), *(r._replace(epoch=2) for r in epoch(3, begin=5000))]
     lanes = consumer_lanes(two)
     assert len({lanes[0], lanes[1]}) == 2
     assert lanes[2] in {lanes[0], lanes[1]}
@@ -226,7 +226,7 @@ def test_without_pandas_the_error_names_the_command(monkeypatch: pytest.MonkeyPa
 
 
 def test_one_epoch_can_be_selected():
-    trace = Trace([*epoch(4), *(r._replace(run=1, epoch=1) for r in epoch(6, begin=3000)), LIFECYCLE[3]])
+    trace = Trace([*epoch(4), *(r._replace(epoch=1) for r in epoch(6, begin=3000)), LIFECYCLE[3]])
     assert len(trace.epoch()) == 6
     assert len(trace.epoch(0)) == 4
     assert trace.epoch(0).events[-1] == LIFECYCLE[3]

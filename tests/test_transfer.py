@@ -124,7 +124,7 @@ def test_memory_is_released_once_and_never_before_its_copy_is_done(ahead, script
     device = Scripted()
     lane = DeviceLane(device, ahead)
     returned, line, delivered, made = [], collections.deque(), [], 0
-    run = 0
+    epoch = 0
 
     def check():
         by_number = collections.defaultdict(list)
@@ -150,12 +150,12 @@ def test_memory_is_released_once_and_never_before_its_copy_is_done(ahead, script
         elif action == "toggle type":
             device.ahead = not device.ahead
         elif action == "forget":
-            lane.forget(run)
+            lane.forget(epoch)
             line.clear()
-            run += 1
+            epoch += 1
         elif line:
             try:
-                batch, copy, _begin = lane.deliver(BatchKey(run, line[0].number), line[0])
+                batch, copy, _begin = lane.deliver(BatchKey(epoch, line[0].number), line[0])
             except DeviceFull:
                 assert device.full
                 check()
@@ -166,7 +166,7 @@ def test_memory_is_released_once_and_never_before_its_copy_is_done(ahead, script
             delivered.append(box.number)
             del box, copy
             for box in list(line)[:ahead]:
-                if not lane.start_ahead(BatchKey(run, box.number), box):
+                if not lane.start_ahead(BatchKey(epoch, box.number), box):
                     break
             box = None
         check()

@@ -58,9 +58,9 @@ def loaded(waiting, computing, step, cores=1.9):
     return rate
 
 
-def record(number, delivered, *, run=0, waited=0):
+def record(number, delivered, *, epoch=0, waited=0):
     blank = BatchRecord(*(0,) * len(BatchRecord._fields))
-    return blank._replace(run=run, index=number, delivered=delivered * MS, requested=(delivered - waited) * MS)
+    return blank._replace(epoch=epoch, index=number, delivered=delivered * MS, requested=(delivered - waited) * MS)
 
 
 @pytest.mark.unit
@@ -191,7 +191,7 @@ def test_where_draws_depend_on_the_workers_only_the_window_is_searched():
 @pytest.mark.unit
 def test_a_measurement_leaves_out_the_time_between_epochs():
     records = [record(i, 10 * i, waited=4) for i in range(31)]
-    records += [record(i, 5000 + 10 * i, run=1, waited=4) for i in range(31)]
+    records += [record(i, 5000 + 10 * i, epoch=1, waited=4) for i in range(31)]
     measured = measure(records)
     assert measured.rate == pytest.approx(100)
     assert measured.wait_share == pytest.approx(0.4)

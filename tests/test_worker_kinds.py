@@ -62,16 +62,16 @@ class ExecutorHandle(WorkerHandle):
         self.messages = messages
 
     def submit(self, task):
-        future = self.futures[task.run, task.job] = self.executor.submit(self.produce, task)
-        future.add_done_callback(lambda _: self.futures.pop((task.run, task.job), None))
+        future = self.futures[task.epoch, task.job] = self.executor.submit(self.produce, task)
+        future.add_done_callback(lambda _: self.futures.pop((task.epoch, task.job), None))
 
     def produce(self, task):
         """Runs in the executor."""
-        self.status.run, self.status.number = task.run, task.job
+        self.status.epoch, self.status.number = task.epoch, task.job
         with ThreadContext(self.info) as context:
             context.seed(task.seed)
             outcome = self.builder.build_outcome(task)
-        self.messages.put(BatchDone(self.uid, task.run, task.job, outcome, self.builder.failed_samples))
+        self.messages.put(BatchDone(self.uid, task.epoch, task.job, outcome, self.builder.failed_samples))
 
     def kill(self):
         self.status.abandon()
@@ -107,11 +107,11 @@ class ExecutorPool(WorkerPool):
             self._handles[uid].submit(task)
         return []  # no task was refused
 
-    def cancel(self, uid, run, jobs):
+    def cancel(self, uid, epoch, jobs):
         if uid not in self._handles:  # it has ended
             return
-        for (of_run, job), future in list(self._handles[uid].futures.items()):
-            if of_run == run and (jobs is None or job in jobs):
+        for (of_epoch, job), future in list(self._handles[uid].futures.items()):
+            if of_epoch == epoch and (jobs is None or job in jobs):
                 future.cancel()
 
     def poll(self, timeout):

@@ -31,10 +31,10 @@ PICKLED = -1
 class BatchHeader(NamedTuple):
     """Identity, location, size and cost of a produced batch (or of a chunk)."""
 
-    run: int
-    """The iteration that the batch belongs to."""
+    epoch: int
+    """Number of the epoch that the batch belongs to."""
     number: int
-    """Batch number within the iteration; for a chunk, its job number."""
+    """Batch number within the epoch; for a chunk, its job number."""
     layout: int
     """Id of the layout among the worker's layouts, or `PICKLED`."""
     segment: int

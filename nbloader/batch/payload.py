@@ -204,7 +204,7 @@ class _Payload:
         self.in_arena = False
         """Whether the payload is a chunk in the arena of its batch."""
         (
-            _run, _number, _layout, _segment, nbytes, extras_nbytes, samples, fetch_begin, _fetch_end, collate_end,
+            _epoch, _number, _layout, _segment, nbytes, extras_nbytes, samples, fetch_begin, _fetch_end, collate_end,
             _fetch_cpu, _collate_cpu, _slowest, _slowest_ns,
         ) = header  # unpacked at once: each attribute of a named tuple takes 35 ns  # fmt: skip
         self.samples = samples

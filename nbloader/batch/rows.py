@@ -163,23 +163,23 @@ class RowSelector:
     """
 
     def __init__(self) -> None:
-        self._run = -1
+        self._epoch = -1
         self._converted: dict[int, tuple[Any, Any]] = {}  # id of a list of indices -> (the list, an array)
 
-    def select(self, dataset: Any, indices: Any, run: int, output: str) -> Selection | list[Any] | None:
+    def select(self, dataset: Any, indices: Any, epoch: int, output: str) -> Selection | list[Any] | None:
         """Select the samples of a batch.
 
         Args:
             dataset: Any map-style dataset.
             indices: The indices of the batch: a list, or an `IndexArray`.
-            run: Number of the iterator.
+            epoch: Number of the epoch.
             output: "torch" or "numpy": what the arrays of the batch become.
 
         Returns:
             The selection; or the samples themselves, if they were fetched anyway; or None if they must be fetched.
         """
-        if run != self._run:
-            self._run = run
+        if epoch != self._epoch:
+            self._epoch = epoch
             self._converted.clear()
         try:
             rows = _rows_of(indices)

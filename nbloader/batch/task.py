@@ -24,20 +24,20 @@ the deaths.
 class JobKey(NamedTuple):
     """Identifies a job, which is a batch or a chunk of one, among the jobs of all iterations."""
 
-    run: int
-    """Number of the iteration."""
+    epoch: int
+    """Number of the epoch."""
     job: int
-    """Number of the job within the iteration."""
+    """Number of the job within the epoch."""
 
 
 @dataclass(slots=True)
 class Task:
     """One batch, or a chunk of one, to produce."""
 
-    run: int
-    """Number of the iteration to which the batch belongs."""
+    epoch: int
+    """Number of the epoch that the batch belongs to."""
     number: int
-    """Batch number within the iteration, from 0."""
+    """Batch number within the epoch, from 0."""
     indices: Any
     """The value that the batch sampler yielded: a list of dataset indices, or a single index if batching is off. A
     `Ticket` if the dataset is iterable."""
@@ -89,7 +89,7 @@ class ChunkedBatch(Generic[R]):
         task, indices = self.task, self.task.indices
         for position, start in enumerate(range(0, len(indices) or 1, self.size)):
             part, seed = part_of(indices, start, start + self.size), mix(task.seed, position)
-            self.chunks.append(Task(task.run, task.number, part, seed, job=first_job + position, parent=self))
+            self.chunks.append(Task(task.epoch, task.number, part, seed, job=first_job + position, parent=self))
         return self.chunks
 
     def start(self, chunk: Task) -> int:

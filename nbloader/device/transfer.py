@@ -37,8 +37,8 @@ _clock = time.perf_counter_ns
 class BatchKey(NamedTuple):
     """Identifies a batch of the loader."""
 
-    run: int
-    """Number of the iteration."""
+    epoch: int
+    """Number of the epoch."""
     number: int
 
 
@@ -89,7 +89,7 @@ class DeviceLane:
     def __init__(self, accelerator: Accelerator, ahead: int) -> None:
         self.accelerator = accelerator
         self._ahead = ahead
-        self._full_run = -1  # the iteration in which the device had no memory for an upload ahead
+        self._full_epoch = -1  # the epoch in which the device had no memory for an upload ahead
         self._started: dict[BatchKey, Transfer] = {}  # ahead of the consumer
         self._in_flight: InFlight = collections.deque()  # copies that may not be done, oldest first
         _all_in_flight[id(self._in_flight)] = self._in_flight
@@ -117,8 +117,8 @@ class DeviceLane:
         if started is not None and started.payload is payload:
             return True
         self._release_done()
-        of_run = sum(other.run == key.run for other in list(self._started))
-        if key.run == self._full_run or of_run >= self._ahead or len(self._in_flight) > self._ahead:
+        of_epoch = sum(other.epoch == key.epoch for other in list(self._started))
+        if key.epoch == self._full_epoch or of_epoch >= self._ahead or len(self._in_flight) > self._ahead:
             return False
         try:
             batch = payload.open()
@@ -127,7 +127,7 @@ class DeviceLane:
             self._started[key] = self._start(batch, payload)
         except self.accelerator.out_of_memory:
             # The consumer may free memory before the batch is due. Attempts are costly: torch empties its cache first.
-            self._full_run = key.run
+            self._full_epoch = key.epoch
             log.warning(
                 "%s has no memory for uploads ahead: each batch is uploaded when the loop requests it",
                 self.accelerator.name,
@@ -158,10 +158,10 @@ class DeviceLane:
                 raise self.accelerator.out_of_memory(self._full(key, error)) from error
         return DeviceBatch(transfer.copy.deliver(), transfer.copy, transfer.begin)
 
-    def forget(self, run: int, number: int | None = None) -> None:
+    def forget(self, epoch: int, number: int | None = None) -> None:
         """Drop the started transfers of an iteration, or only that of one batch. Thread-safe."""
         for key in list(self._started):
-            if key.run == run and number in (None, key.number):
+            if key.epoch == epoch and number in (None, key.number):
                 self._started.pop(key, None)
 
     def close(self) -> None:
@@ -231,7 +231,7 @@ class DeviceTransfer:
         Args:
             key: The batch.
             payload: Its payload.
-            position: Number of batches of the iteration that were delivered before.
+            position: Number of batches of the epoch that were delivered before.
 
         Returns:
             The batch on its device, and the placement that its record waits for (None if the batch was left as is).
@@ -239,7 +239,7 @@ class DeviceTransfer:
         lane = self._lanes[position % len(self._lanes)]
         for other in self._lanes:  # a batch in between was skipped, and this one was started for another device
             if other is not None and other is not lane:
-                other.forget(key.run, key.number)
+                other.forget(key.epoch, key.number)
         if lane is None:
             return payload.open(), None
         on_device = lane.deliver(key, payload)
@@ -250,23 +250,23 @@ class DeviceTransfer:
 
         Args:
             ready: The next batches, in order.
-            position: Number of batches of the iteration that are delivered before the first batch in `ready`.
+            position: Number of batches of the epoch that are delivered before the first batch in `ready`.
         """
         for offset, (key, payload) in enumerate(ready):
             lane = self._lanes[(position + offset) % len(self._lanes)]
             if lane is not None and not lane.start_ahead(key, payload):
                 return
 
-    def started(self, run: int) -> tuple[int, ...]:
-        """Numbers of an iteration's batches whose transfer was started ahead of the consumer. Thread-safe."""
+    def started(self, epoch: int) -> tuple[int, ...]:
+        """Numbers of an epoch's batches whose transfer was started ahead of the consumer. Thread-safe."""
         keys = [key for lane in self._lanes if lane is not None for key in lane.started]
-        return tuple(sorted(key.number for key in keys if key.run == run))
+        return tuple(sorted(key.number for key in keys if key.epoch == epoch))
 
-    def forget(self, run: int) -> None:
+    def forget(self, epoch: int) -> None:
         """Drop the started transfers of an iteration that has ended. Thread-safe."""
         for lane in self._lanes:
             if lane is not None:
-                lane.forget(run)
+                lane.forget(epoch)
 
     def close(self) -> None:
         """Wait for all copies. Called when the loader is closed."""

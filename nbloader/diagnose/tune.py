@@ -92,7 +92,7 @@ def measure(records: Sequence[BatchRecord]) -> Measurement | None:
     Returns:
         The measurement; None if there are no two consecutive deliveries.
     """
-    pairs = [(a, b) for a, b in itertools.pairwise(records) if a.run == b.run]
+    pairs = [(a, b) for a, b in itertools.pairwise(records) if a.epoch == b.epoch]
     gaps = [b.delivered - a.delivered for a, b in pairs]
     total = sum(gaps)
     if total <= 0:

@@ -59,8 +59,8 @@ from nbloader.events.stack_samples import StackCount
 from nbloader.metrics.usage_probe import WorkerThread
 from nbloader.sampling.epoch_plan import ChunkSpec, EpochPlan, PlannedBatch
 from nbloader.scheduler.dispatcher import Cancel, Delay, Dispatcher, Revoke, WaitPlan
+from nbloader.scheduler.iteration import Delivery
 from nbloader.scheduler.prefetch import GROUP_WAIT, PrefetchPolicy
-from nbloader.scheduler.run_state import Delivery
 from nbloader.transport import stack_probe
 from nbloader.workers.api import Produced, WorkerKind, WorkerPool, WorkerSetup
 from nbloader.workers.in_process import seeded_collate
@@ -199,7 +199,7 @@ class Engine:
         self._owner = current_process.pid
         self._holder = 0  # the thread that holds the lock, except for the supervisor
         self._waiting: dict[int, Wakeup] = {}  # by iteration: the wake-up of a waiting consumer
-        self._driving = -1  # the iteration whose consumer holds the lock
+        self._driving = -1  # the epoch whose consumer holds the lock
         self._awaited: Awaited | None = None
         self._last: Task | None = None  # the last batch that was delivered
         self._last_request = time.monotonic()
@@ -208,7 +208,7 @@ class Engine:
         self._retired = False
         self._dataset: weakref.ref[Any] | None = None  # the dataset that was loaded last, for messages
         self._raised: Exception | None = None  # an error that is being raised in the consumer, with the lock held
-        # Failure events by (iteration, batch number); published when the batch is delivered.
+        # Failure events by (epoch, batch number); published when the batch is delivered.
         self._failures: dict[tuple[int, int], list[ev.Event]] = {}
         self._handlers: Mapping[type, Callable[[Any], None]] = {
             BatchDone: self._on_batch_done,
@@ -410,7 +410,7 @@ class Engine:
                 task.dispatched = now
             for task, error in pool.submit(uid, tasks):
                 why = f"the indices {abbreviated(task.indices)} of batch {task.number} cannot be pickled: {error}"
-                self._dispatcher.result(uid, task.run, task.job, LoaderFailure(DatasetTransferError(why)), now)
+                self._dispatcher.result(uid, task.epoch, task.job, LoaderFailure(DatasetTransferError(why)), now)
 
     def _revoke(self, revoke: Revoke) -> bool:
         """Take jobs back from a worker. Return whether at least one was taken back."""
@@ -423,22 +423,22 @@ class Engine:
         pool = self._group.pool
         if pool is not None:
             for cancel in cancels:
-                pool.cancel(cancel.worker, cancel.run, cancel.jobs)
+                pool.cancel(cancel.worker, cancel.epoch, cancel.jobs)
 
     # ---- messages of workers --------------------------------------------------------------------------------------
 
     def _on_batch_done(self, message: BatchDone) -> None:
         outcome = message.outcome
-        task = self._dispatcher.result(message.uid, message.run, message.number, outcome, _clock())
+        task = self._dispatcher.result(message.uid, message.epoch, message.number, outcome, _clock())
         if task is None:
             outcome.discard()
             return
         if message.failed_samples:
             failed = samples_failed(
-                message.failed_samples, task.run, task.number, task.indices, self._group.reported_id(message.uid),
+                message.failed_samples, task.epoch, task.number, task.indices, self._group.reported_id(message.uid),
                 batched=self._config.options.batched,
             )  # fmt: skip
-            self._failures.setdefault((task.run, task.number), []).extend(failed)
+            self._failures.setdefault((task.epoch, task.number), []).extend(failed)
         if not (outcome.failed or outcome.empty):
             self._group.count_produced(message.uid)
             chunks = 1
@@ -448,7 +448,7 @@ class Engine:
             self._policy.observe(outcome.nbytes, outcome.produce_ns, chunks)
             if self._memory.due(outcome.nbytes) and not self.inline:
                 self._limit_window()
-        self._wake_consumer(message.run)
+        self._wake_consumer(message.epoch)
         if outcome.failed and task.parent is None:
             self._record_failure(task, outcome)
 
@@ -467,9 +467,9 @@ class Engine:
             self._output.notify(memory_notice(policy.nbytes, memory.measured, window, planned))
 
     def _record_failure(self, task: Task, failure: Any) -> None:
-        event = failure.to_event(_clock(), task.run, task.number, task.indices)
+        event = failure.to_event(_clock(), task.epoch, task.number, task.indices)
         if event is not None:
-            self._failures.setdefault((task.run, task.number), []).append(event)
+            self._failures.setdefault((task.epoch, task.number), []).append(event)
 
     def _join(self, chunks: ChunkSpec, batch: ChunkedBatch[Any]) -> BatchOutcome:
         """Join the chunks of a batch, all of which have arrived."""
@@ -480,18 +480,18 @@ class Engine:
         return outcome
 
     def _on_shard_exhausted(self, message: ShardExhausted) -> None:
-        self._dispatcher.exhausted(message.uid, message.run, message.number, _clock())
-        self._wake_consumer(message.run)  # there may be nothing left to wait for
+        self._dispatcher.exhausted(message.uid, message.epoch, message.number, _clock())
+        self._wake_consumer(message.epoch)  # there may be nothing left to wait for
 
     def _on_shard_advanced(self, message: ShardAdvanced) -> None:
-        state = self._dispatcher.iterations.get(message.run)
+        state = self._dispatcher.iterations.get(message.epoch)
         if state is not None and state.shards is not None:
             state.shards.advance(message.shard, message.position, message.state, message.problem)
 
     def _on_tasks_revoked(self, message: TasksRevoked) -> None:
         jobs = set(message.jobs)
         held = self._dispatcher.held_by(message.uid)
-        self._dispatcher.revoked(message.uid, [task for task in held if (task.run, task.job) in jobs])
+        self._dispatcher.revoked(message.uid, [task for task in held if (task.epoch, task.job) in jobs])
 
     def _on_output(self, message: OutputText) -> None:
         self._output.add(message.stream, message.text)
@@ -517,9 +517,9 @@ class Engine:
         if error is not None and all(state.parked for state in self._dispatcher.iterations.values()):
             self._output.notify(late_error_notice(error))
 
-    def _wake_consumer(self, run: int) -> None:
-        wakeup = self._waiting.get(run)  # the consumer removes it without holding the lock
-        if wakeup is not None and run != self._driving:
+    def _wake_consumer(self, epoch: int) -> None:
+        wakeup = self._waiting.get(epoch)  # the consumer removes it without holding the lock
+        if wakeup is not None and epoch != self._driving:
             wakeup.set()
 
     def _wake_supervisor(self) -> None:
@@ -527,8 +527,8 @@ class Engine:
             self._supervisor.wake()
 
     def _wake_consumers(self) -> None:
-        for run in list(self._waiting):
-            self._wake_consumer(run)
+        for epoch in list(self._waiting):
+            self._wake_consumer(epoch)
 
     # ---- the consumer -------------------------------------------------------------------------------------------
 
@@ -540,17 +540,17 @@ class Engine:
         self._execute_commands()  # an iteration that has ended may not be closed yet
         return self._group.pool is not None and bool(self._dispatcher.iterations)
 
-    def open_iteration(self, run: int, plan: EpochPlan) -> None:
+    def open_iteration(self, epoch: int, plan: EpochPlan) -> None:
         """Open an iteration. Other iterations are parked until their consumers request a batch again.
 
         Args:
-            run: Number of the iteration.
+            epoch: Number of the epoch.
             plan: Plan of its batches.
         """
-        self._exclusively(self._open_iteration, run, plan)
+        self._exclusively(self._open_iteration, epoch, plan)
 
-    def _open_iteration(self, run: int, plan: EpochPlan) -> None:
-        self._group.seed = self._group.seeds[run] = plan.seed
+    def _open_iteration(self, epoch: int, plan: EpochPlan) -> None:
+        self._group.seed = self._group.seeds[epoch] = plan.seed
         self._output.use_this_context()
         self._last_request = time.monotonic()
         self._superseded = self._memory_released = False
@@ -561,7 +561,7 @@ class Engine:
         self._ensure_running()
         chunks = plan.chunk_spec
         revokes = self._dispatcher.open_iteration(
-            run,
+            epoch,
             in_order=self._config.in_order,
             first=plan.first,
             shards=plan.shards,
@@ -573,41 +573,41 @@ class Engine:
             self._revoke(revoke)
         self._wake_consumers()  # those of the iterations that were parked just now
 
-    def add(self, run: int, batches: Iterable[PlannedBatch], *, soon: bool = False) -> None:
+    def add(self, epoch: int, batches: Iterable[PlannedBatch], *, soon: bool = False) -> None:
         """Add batches and assign them to workers.
 
         Args:
-            run: Number of the iteration.
+            epoch: Number of the epoch.
             batches: Batches drawn from the sampler.
             soon: Whether to leave the assignment to the supervisor thread, which is woken, so that the consumer does
                 not spend 0.25 ms on waking a worker.
         """
-        self._exclusively(self._add, run, batches, soon)
+        self._exclusively(self._add, epoch, batches, soon)
 
-    def _add(self, run: int, batches: Iterable[PlannedBatch], soon: bool) -> None:
-        if run not in self._dispatcher.iterations:
+    def _add(self, epoch: int, batches: Iterable[PlannedBatch], soon: bool) -> None:
+        if epoch not in self._dispatcher.iterations:
             return
         if self._policy.concurrency:
-            batches = self._expect(run, list(batches))
+            batches = self._expect(epoch, list(batches))
         for indices, seed in batches:
-            self._dispatcher.add(run, indices, seed)
+            self._dispatcher.add(epoch, indices, seed)
         if soon:
             self._command(self._assign)
         else:
             self._assign()
 
-    def _expect(self, run: int, batches: list[PlannedBatch]) -> list[PlannedBatch]:
+    def _expect(self, epoch: int, batches: list[PlannedBatch]) -> list[PlannedBatch]:
         """Tell the policy the sizes of batches before it decides how many of them a worker may hold."""
-        chunk = self._dispatcher.iterations[run].chunk_size
+        chunk = self._dispatcher.iterations[epoch].chunk_size
         for indices, _seed in batches:
             self._policy.expect(len(indices) if self._config.options.batched else 1, chunk)
         return batches
 
-    def next_batch(self, run: int, wakeup: Wakeup, refill: Callable[[], bool]) -> Delivery | None:
+    def next_batch(self, epoch: int, wakeup: Wakeup, refill: Callable[[], bool]) -> Delivery | None:
         """Wait for the next batch of an iteration and return it.
 
         Args:
-            run: Number of the iteration.
+            epoch: Number of the epoch.
             wakeup: Wakes the consumer.
             refill: Requests as many batches from the sampler as fit into the window; returns whether there were any.
 
@@ -624,9 +624,9 @@ class Engine:
         since = 0
         try:
             if self._supervisor is None:
-                self._produce(run, wakeup)
+                self._produce(epoch, wakeup)
             while True:
-                delivery, wait = self._exclusively(self._take, run, wakeup, timer is None or timer.fresh)
+                delivery, wait = self._exclusively(self._take, epoch, wakeup, timer is None or timer.fresh)
                 if delivery is not None:
                     return delivery
                 if wait is None:
@@ -640,20 +640,22 @@ class Engine:
                 self._awaited = Awaited(plan.number, since)
                 self._output.show()
                 if not (plan.refill and refill()):
-                    self._wait(wakeup, timer, run, wait)
+                    self._wait(wakeup, timer, epoch, wait)
         finally:
-            self._waiting.pop(run, None)
+            self._waiting.pop(epoch, None)
             self._awaited = None
             self._output.show()
 
-    def produce_next(self, run: int, wakeup: Wakeup, take: Callable[[int], Sequence[PlannedBatch]]) -> Delivery | None:
+    def produce_next(
+        self, epoch: int, wakeup: Wakeup, take: Callable[[int], Sequence[PlannedBatch]]
+    ) -> Delivery | None:
         """Draw, produce and take the next batch on this thread, if the pool is inline and no other work is pending.
 
         The state changes as in `add` and `next_batch`, which take 20 us longer. If the dataset raises an exception that
         is not an `Exception`, the batch stays in the queue, and `next_batch` produces it again.
 
         Args:
-            run: Number of the iteration.
+            epoch: Number of the epoch.
             wakeup: Wakes the consumer.
             take: Draws at most the given number of batches from the plan.
 
@@ -662,7 +664,7 @@ class Engine:
             a batch is outstanding, the plan has no batch left, or the worker was replaced.
         """
         pool = self._group.pool
-        worker = self._dispatcher.free_worker(run)
+        worker = self._dispatcher.free_worker(epoch)
         if pool is None or worker is None or self._commands or self.closed:
             return None
         self.callbacks.call()
@@ -671,34 +673,34 @@ class Engine:
             return None
         (batch,) = batches
         try:
-            task = self._exclusively(self._submit_next, run, worker, batch, wakeup)
-            produced = pool.produce_first(run)
+            task = self._exclusively(self._submit_next, epoch, worker, batch, wakeup)
+            produced = pool.produce_first(epoch)
             if produced is None or produced.task is not task:
                 return None
             delivery = self._exclusively(self._take_produced, produced)
             produced.release()
         finally:
-            self._waiting.pop(run, None)
+            self._waiting.pop(epoch, None)
             self._awaited = None
         return delivery
 
-    def _submit_next(self, run: int, worker: int, batch: PlannedBatch, wakeup: Wakeup) -> Task | None:
+    def _submit_next(self, epoch: int, worker: int, batch: PlannedBatch, wakeup: Wakeup) -> Task | None:
         """Assign a batch to the inline worker and return it.
 
         If another thread has just changed the state, add the batch as `add` does and return None. Also return None if
         the iteration has ended.
         """
         dispatcher, pool = self._dispatcher, self._group.pool
-        if run not in dispatcher.iterations:
+        if epoch not in dispatcher.iterations:
             return None
-        if pool is None or dispatcher.free_worker(run) != worker:
-            dispatcher.add(run, *batch)
+        if pool is None or dispatcher.free_worker(epoch) != worker:
+            dispatcher.add(epoch, *batch)
             self._assign()
             return None
-        task = dispatcher.add_to(worker, run, *batch)
+        task = dispatcher.add_to(worker, epoch, *batch)
         task.dispatched = now = _clock()
         pool.submit(worker, (task,))
-        self._waiting[run] = wakeup
+        self._waiting[epoch] = wakeup
         self._awaited = _new(Awaited, (task.number, now))
         return task
 
@@ -717,7 +719,7 @@ class Engine:
         produced.report()
         return None
 
-    def _produce(self, run: int, wakeup: Wakeup) -> None:
+    def _produce(self, epoch: int, wakeup: Wakeup) -> None:
         """Produce the next batch of an iteration on this thread, if the pool is inline, without holding the lock.
 
         If the loader is paused or commands are queued, do nothing: `_take` decides what happens next.
@@ -725,13 +727,13 @@ class Engine:
         pool = self._group.pool
         if pool is None or self._commands or self._dispatcher.paused:
             return
-        task = pool.next_task(run)
+        task = pool.next_task(epoch)
         if task is not None:
-            self._waiting[run] = wakeup
+            self._waiting[epoch] = wakeup
             self._awaited = Awaited(task.number, _clock())
-            pool.run_next(run)
+            pool.run_next(epoch)
 
-    def _take(self, run: int, wakeup: Wakeup, first: bool) -> tuple[Delivery | None, Wait | None]:
+    def _take(self, epoch: int, wakeup: Wakeup, first: bool) -> tuple[Delivery | None, Wait | None]:
         """Return the next batch if it is ready; otherwise return how to wait for it.
 
         While the consumer waits, the thread that receives the batch wakes it. Both values are None if no batch is
@@ -740,19 +742,19 @@ class Engine:
         dispatcher = self._dispatcher
         if self._commands:  # commands issued before this request apply to the batch
             self._execute_commands()
-        self.check_open(run)
-        state = dispatcher.iterations[run]
+        self.check_open(epoch)
+        state = dispatcher.iterations[epoch]
         if state.parked:
-            dispatcher.unpark(run)
-        self._driving = run
-        delivery = self._next(run)
+            dispatcher.unpark(epoch)
+        self._driving = epoch
+        delivery = self._next(epoch)
         if delivery is None:
             self._raise_group_error()
             if first or self._group.pool is None:  # otherwise what ran before the consumer slept still runs
                 self._ensure_running()
             self._drive()
-            self.check_open(run)
-            delivery = self._next(run)
+            self.check_open(epoch)
+            delivery = self._next(epoch)
             if delivery is None:
                 if self._group.awaits_consumer:
                     self._ensure_running()
@@ -763,24 +765,24 @@ class Engine:
             self._policy.adapt()
             self._last = delivery.task
             reorder = state.reorder
-            delivery.in_flight = dispatcher.in_flight(run)
+            delivery.in_flight = dispatcher.in_flight(epoch)
             delivery.reordering, delivery.ready = reorder.reordering, reorder.ready
             return delivery, None
-        if not dispatcher.outstanding(run):
+        if not dispatcher.outstanding(epoch):
             return None, None
-        self._waiting[run] = wakeup
-        plan, pool = dispatcher.plan_wait(run, first=first), self._group.pool
+        self._waiting[epoch] = wakeup
+        plan, pool = dispatcher.plan_wait(epoch, first=first), self._group.pool
         return None, Wait(plan, pool, None if pool is None else pool.fileno(plan.producer))
 
-    def _next(self, run: int) -> Delivery | None:
+    def _next(self, epoch: int) -> Delivery | None:
         """Return the next batch that is ready and has samples; None if there is none."""
-        while (delivery := self._dispatcher.take(run)) is not None:
+        while (delivery := self._dispatcher.take(epoch)) is not None:
             task = delivery.task
             if self._failures:
-                self._report_failures(self._failures.pop((run, task.number), ()))
+                self._report_failures(self._failures.pop((epoch, task.number), ()))
             if not delivery.outcome.empty:
                 return delivery
-            on_empty = self._dispatcher.iterations[run].on_empty
+            on_empty = self._dispatcher.iterations[epoch].on_empty
             if on_empty is not None:
                 on_empty(task, 0)
             if self._dispatcher.paused:
@@ -812,17 +814,17 @@ class Engine:
             self._raised = error
             raise error
 
-    def _wait(self, wakeup: Wakeup, timer: WaitTimer, run: int, wait: Wait) -> None:
+    def _wait(self, wakeup: Wakeup, timer: WaitTimer, epoch: int, wait: Wait) -> None:
         """Block until a message, a wake-up or a timeout, without holding the lock.
 
         With an inline pool, produce a batch instead.
         """
         plan, pool, fileno = wait
-        if pool is not None and not plan.blocked and pool.run_next(run):
+        if pool is not None and not plan.blocked and pool.run_next(epoch):
             return
         check = timer.check(_clock(), paused=plan.paused)
         if check.due is not None:
-            self._on_due(check.due, timer, run)
+            self._on_due(check.due, timer, epoch)
             return
         timer.fresh = False
         limits = [check.left, self.callbacks.interval, plan.recheck]
@@ -865,12 +867,12 @@ class Engine:
         if setup is not None:
             self._exclusively(self._group.try_clean, setup, where)
 
-    def _on_due(self, due: Due, timer: WaitTimer, run: int) -> None:
+    def _on_due(self, due: Due, timer: WaitTimer, epoch: int) -> None:
         """Act on a notice or a timeout that is due."""
         if due is Due.PAUSE_NOTICE:
             self._output.notify(timeouts.PAUSE_NOTICE_TEXT)
             return
-        report = self._exclusively(self._report_delay, run)
+        report = self._exclusively(self._report_delay, epoch)
         if report is None:
             return  # the iteration has just ended
         delay, suspect = report.delay, report.suspect
@@ -894,7 +896,7 @@ class Engine:
         if not report.holds_batch or delay.worker is None or not restarts:
             raise LoaderTimeoutError(message)
         reason = f"batch {delay.number} took longer than timeout={timeout:g} s"
-        if self._exclusively(self._restart_stalled, run, delay, reason, LoaderTimeoutError(message)):
+        if self._exclusively(self._restart_stalled, epoch, delay, reason, LoaderTimeoutError(message)):
             self._output.notify(timeouts.restart_notice(timeout, delay.number, suspect, now, place))
         timer.since = _clock()
 
@@ -918,85 +920,85 @@ class Engine:
         paths = held_locks(dataset)
         return LostLock(paths) if paths or waits_in_multiprocessing(stack) else None
 
-    def _report_delay(self, run: int) -> DelayReport | None:
+    def _report_delay(self, epoch: int) -> DelayReport | None:
         """Return what delays an iteration; None if the iteration has ended."""
-        if run not in self._dispatcher.iterations:
+        if epoch not in self._dispatcher.iterations:
             return None
-        delay = self._dispatcher.delay(run)
+        delay = self._dispatcher.delay(epoch)
         holder = self._group.worker_of(delay.worker)
         workers = sorted(self._group.gauges(), key=lambda g: (g.worker != holder, g.state != "starting"))
         leaving = self._group.leaving.seconds_left() is not None
         return DelayReport(delay, workers[0], workers, holds_batch=holder is not None, leaving=leaving)
 
-    def _restart_stalled(self, run: int, delay: Delay, reason: str, error: Exception) -> bool:
+    def _restart_stalled(self, epoch: int, delay: Delay, reason: str, error: Exception) -> bool:
         self._drive()
-        if delay.worker is None or run not in self._dispatcher.iterations or self._dispatcher.delay(run) != delay:
+        if delay.worker is None or epoch not in self._dispatcher.iterations or self._dispatcher.delay(epoch) != delay:
             return False  # the batch arrived at the last moment
-        return self._group.restart_stalled(delay.worker, run, delay.number, reason, error)
+        return self._group.restart_stalled(delay.worker, epoch, delay.number, reason, error)
 
-    def outstanding(self, run: int) -> bool:
+    def outstanding(self, epoch: int) -> bool:
         """Return whether an iteration has batches that were requested but not taken yet."""
-        return self._exclusively(self._outstanding, run)
+        return self._exclusively(self._outstanding, epoch)
 
-    def _outstanding(self, run: int) -> bool:
-        return run in self._dispatcher.iterations and self._dispatcher.outstanding(run) > 0
+    def _outstanding(self, epoch: int) -> bool:
+        return epoch in self._dispatcher.iterations and self._dispatcher.outstanding(epoch) > 0
 
-    def check_open(self, run: int) -> None:
+    def check_open(self, epoch: int) -> None:
         """Raise if an iteration has ended.
 
         Raises:
             LoaderClosedError: The loader was closed, or an interrupt has ended the iteration.
         """
-        if run not in self._dispatcher.iterations:
+        if epoch not in self._dispatcher.iterations:
             raise LoaderClosedError(self._why_ended())
 
-    def wait_for_source(self, run: int, wakeup: Wakeup) -> None:
+    def wait_for_source(self, epoch: int, wakeup: Wakeup) -> None:
         """Block until the wake-up is set or a callback is due.
 
         Raises:
             LoaderClosedError: The loader was closed, or an interrupt has ended the iteration.
         """
-        self._waiting[run] = wakeup  # before the check: a thread that ends the iteration later sets it
+        self._waiting[epoch] = wakeup  # before the check: a thread that ends the iteration later sets it
         try:
-            self.check_open(run)
+            self.check_open(epoch)
             wakeup.wait(None, self.callbacks.interval)
             self.callbacks.call(waiting=True)
         finally:
-            self._waiting.pop(run, None)
+            self._waiting.pop(epoch, None)
 
-    def peek(self, run: int, count: int) -> list[tuple[Task, BatchPayload]]:
+    def peek(self, epoch: int, count: int) -> list[tuple[Task, BatchPayload]]:
         """Return up to `count` of the next batches that are ready, without taking them. Never waits for a batch.
 
         The list ends before a batch whose chunks must be joined, since opening it may call a user-defined `collate_fn`.
         """
-        return self._exclusively(self._peek, run, count)
+        return self._exclusively(self._peek, epoch, count)
 
-    def _peek(self, run: int, count: int) -> list[tuple[Task, BatchPayload]]:
+    def _peek(self, epoch: int, count: int) -> list[tuple[Task, BatchPayload]]:
         self._drive()
-        state = self._dispatcher.iterations.get(run)
+        state = self._dispatcher.iterations.get(epoch)
         if state is None:
             return []
         ready = itertools.takewhile(_opens_at_once, state.reorder.peek(count))
         return [(item.task, item.outcome) for item in ready if not (item.outcome.failed or item.outcome.empty)]
 
-    def drain_output(self, run: int) -> None:
+    def drain_output(self, epoch: int) -> None:
         """Show what workers have printed so far. Called at the end of an epoch, before the cell ends.
 
         Args:
-            run: Number of the iteration; all of its batches have been delivered.
+            epoch: Number of the epoch; all of its batches have been delivered.
 
         Raises:
             Exception: The exception that user code raised while a worker was set up. Other workers have produced all
                 batches.
         """
         try:
-            self._exclusively(self._drain_output, run)
+            self._exclusively(self._drain_output, epoch)
         finally:
             self._output.show()
 
-    def _drain_output(self, run: int) -> None:
+    def _drain_output(self, epoch: int) -> None:
         self._drive()
-        line = self._skipped.exhausted(run)
+        line = self._skipped.exhausted(epoch)
         if line:
             self._output.notify(line)
         if self._group.pool is not None:
@@ -1015,39 +1017,39 @@ class Engine:
             else:
                 self._supervisor.wake()
 
-    def close_iteration(self, run: int) -> None:
+    def close_iteration(self, epoch: int) -> None:
         """End an iteration."""
-        self._command(lambda: self._close_iteration(run))
+        self._command(lambda: self._close_iteration(epoch))
 
-    def _close_iteration(self, run: int) -> None:
-        closed = self._dispatcher.close_iteration(run)
-        self._group.seeds.pop(run, None)
-        self._skipped.closed(run)
+    def _close_iteration(self, epoch: int) -> None:
+        closed = self._dispatcher.close_iteration(epoch)
+        self._group.seeds.pop(epoch, None)
+        self._skipped.closed(epoch)
         for outcome in closed.unclaimed:
             outcome.discard()
-        for failed_run, number in list(self._failures):
-            if failed_run == run:
-                del self._failures[failed_run, number]
+        for failed_epoch, number in list(self._failures):
+            if failed_epoch == epoch:
+                del self._failures[failed_epoch, number]
         self._cancel(closed.cancels)
         if self._retired and not self._dispatcher.iterations:
             self._close()
         elif self._group.begins_with_new_workers and not self._dispatcher.iterations:
             self._group.retire()
 
-    def check_complete(self, run: int, *, drawn: int, held: int) -> None:
+    def check_complete(self, epoch: int, *, drawn: int, held: int) -> None:
         """End an iteration if an interrupt has lost one of its batches.
 
         A batch is lost if the interrupt comes while only local variables refer to the batch.
 
         Args:
-            run: Number of the iteration.
+            epoch: Number of the epoch.
             drawn: Number of the next batch to draw from the plan.
             held: Number of the last batch that the consumer or its iterator has; -1 if there is none.
         """
-        state, last = self._dispatcher.iterations.get(run), self._last
-        taken = held if last is None or last.run != run else last.number
+        state, last = self._dispatcher.iterations.get(epoch), self._last
+        taken = held if last is None or last.epoch != epoch else last.number
         if state is not None and (state.added != drawn or taken != held):
-            self.close_iteration(run)
+            self.close_iteration(epoch)
 
     def restart_workers(self, ids: list[int]) -> None:
         """Restart workers. Other workers produce the batches that they held."""
@@ -1230,9 +1232,9 @@ class Engine:
         """Return the fields of `Gauges` that describe the newest iteration."""
         fields = inspect.newest_iteration(self._dispatcher)
         last = self._last
-        if last is not None and last.run == fields.get("run"):
-            fields["delivered"] = self._dispatcher.iterations[last.run].taken
-            if last.run not in self._waiting:
+        if last is not None and last.epoch == fields.get("epoch"):
+            fields["delivered"] = self._dispatcher.iterations[last.epoch].taken
+            if last.epoch not in self._waiting:
                 fields["at"] = last.number
                 fields["at_since"] = _clock() - round((time.monotonic() - self._last_request) * 1e9)
         if fields and not fields.get("delivered"):
@@ -1282,8 +1284,8 @@ class Engine:
             self._group.pool.release_memory()
         stop = self._seconds_to_stop()
         if stop is not None and stop <= 0:
-            for run in self._dispatcher.iterations:
-                self._dispatcher.park(run)
+            for epoch in self._dispatcher.iterations:
+                self._dispatcher.park(epoch)
             self._group.retire()
 
     def seconds_to_maintenance(self) -> float | None:
@@ -1366,8 +1368,8 @@ class Engine:
         if self.closed:
             return False
         self.closed = True
-        for run in list(self._dispatcher.iterations):
-            self._close_iteration(run)
+        for epoch in list(self._dispatcher.iterations):
+            self._close_iteration(epoch)
         self._group.stop()
         self._group.drop_setup()
         self._wake_consumers()

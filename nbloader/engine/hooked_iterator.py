@@ -37,7 +37,7 @@ class HookedEpochIterator(EpochIterator[T_co]):
 
     Args:
         context: The objects and settings of the loader.
-        run: Number of the iteration.
+        epoch: Number of the epoch.
         plan: The batches of the epoch.
         loader: The loader.
 
@@ -49,7 +49,7 @@ class HookedEpochIterator(EpochIterator[T_co]):
     _num_yielded = 0  # torch's methods count
     _num_workers = 0
 
-    def __init__(self, context: IteratorContext, run: int, plan: EpochPlan, loader: Any) -> None:
+    def __init__(self, context: IteratorContext, epoch: int, plan: EpochPlan, loader: Any) -> None:
         self.plan = plan
         self._context = context
         self._planned = PlannedBatches(plan)
@@ -58,7 +58,7 @@ class HookedEpochIterator(EpochIterator[T_co]):
         self._run_torchs_init(loader)
         reference = weakref.ref(self)  # a reference cycle would keep an iterator that is no longer used
         plan.draw_with(lambda: _next_index(reference))
-        super().__init__(context, run, plan)
+        super().__init__(context, epoch, plan)
 
     def _run_torchs_init(self, loader: Any) -> None:
         """Run `__init__` and `_reset` of torch's iterator. What torch itself draws there has no effect."""

@@ -8,7 +8,7 @@ from typing import Any
 from nbloader.batch.header import BatchHeader
 from nbloader.events.gauges import ProducedBatch
 from nbloader.scheduler.dispatcher import Dispatcher
-from nbloader.scheduler.run_state import Delivery, IterationState
+from nbloader.scheduler.iteration import Delivery, IterationState
 
 LISTED = 64
 """Maximum number of batches to list per place; the first ones are listed."""
@@ -18,10 +18,10 @@ def newest_iteration(dispatcher: Dispatcher[Any]) -> dict[str, Any]:
     """Return the fields of `Gauges` that describe the batches of the newest iteration."""
     if not dispatcher.iterations:
         return {}
-    run = max(dispatcher.iterations)
-    state = dispatcher.iterations[run]
+    epoch = max(dispatcher.iterations)
+    state = dispatcher.iterations[epoch]
     return {
-        "run": run,
+        "epoch": epoch,
         "asked": requested(state),
         "made": arrived(state),
         "iterators": len(dispatcher.iterations),
@@ -44,7 +44,7 @@ def _made(delivery: Delivery, *, in_order: bool) -> ProducedBatch:
     task, outcome = delivery.task, delivery.outcome
     header: BatchHeader | None = getattr(outcome, "header", None)  # an error that replaces a batch has no header
     return ProducedBatch(
-        task.run,
+        task.epoch,
         task.number,
         worker=getattr(outcome, "worker", -1),
         fetch_begin=0 if header is None else header.fetch_begin,

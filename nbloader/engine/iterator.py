@@ -32,7 +32,7 @@ from nbloader.errors import LoaderClosedError
 from nbloader.events.remote_errors import message_of
 from nbloader.sampling.epoch_plan import EpochPlan
 from nbloader.sampling.source import SourceReader, item_numbers
-from nbloader.scheduler.run_state import Delivery
+from nbloader.scheduler.iteration import Delivery
 from nbloader.workers.worker_view import WorkerView
 
 T_co = TypeVar("T_co", covariant=True)
@@ -90,14 +90,14 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
 
     Args:
         context: The objects and settings of the loader.
-        run: Number of the iteration.
+        epoch: Number of the epoch.
         plan: The batches of the epoch.
     """
 
     _in_torchs_init = False
     """Whether torch's `__init__` is setting attributes (`HookedEpochIterator`)."""
 
-    def __init__(self, context: IteratorContext, run: int, plan: EpochPlan) -> None:
+    def __init__(self, context: IteratorContext, epoch: int, plan: EpochPlan) -> None:
         self.plan = plan
         self._context = context
         self._consumer: Consumer | None = None
@@ -109,16 +109,16 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
         self._batched = context.batched
         self._names = context.names
         self._debuggable = context.debuggable
-        self._run = run
+        self._epoch = epoch
         self._sampling = 0
         """Time spent in the sampler since the last batch was delivered, ns."""
         self._checksum_due = 0
         """When the next checksum may be computed, `time.perf_counter_ns()`."""
         self._kept: Delivery | None = None  # taken, but not delivered (yet): after an interrupt, or on a full device
-        self._resources = _Resources(run, context.events, context.transfer)
+        self._resources = _Resources(epoch, context.events, context.transfer)
         # Before the iteration is opened: after an interrupt, one that nothing closes would keep its workers.
         self._closer = weakref.finalize(self, _abandon, engine, self._resources)
-        engine.open_iteration(run, plan)
+        engine.open_iteration(epoch, plan)
         if plan.reader is not None:
             plan.reader.when_ready(self._resources.wakeup.set)
             self._resources.reader = plan.reader
@@ -127,7 +127,7 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
         """Begin the epoch for a consumer. Before this, nothing is published, and nothing refers to the loader."""
         self._consumer = consumer
         self._resources.begun = True
-        self._events.publish(ev.EpochStarted(_clock(), self._run, self._run, self.plan.total, consumer.num_workers))
+        self._events.publish(ev.EpochStarted(_clock(), self._epoch, self.plan.total, consumer.num_workers))
         self.prefetch()
         return self
 
@@ -239,12 +239,12 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
         text = f"{type(error).__name__}: {message_of(error)}".removesuffix(": ")[:MAX_ERROR]
         resources = self._resources
         index = resources.failed if resources.failed == resources.returned >= 0 else resources.returned + 1
-        self._events.publish(ev.LoopStopped(_clock(), self._run, index, text, interrupted=interrupted))
+        self._events.publish(ev.LoopStopped(_clock(), self._epoch, index, text, interrupted=interrupted))
 
     def _check_complete(self) -> None:
         """After an interrupt, end the iteration if a batch was lost."""
         last = self._resources.returned if self._kept is None else self._kept.task.number
-        self._engine.check_complete(self._run, drawn=self.plan.next_number, held=last)
+        self._engine.check_complete(self._epoch, drawn=self.plan.next_number, held=last)
 
     def _give_up(self, task: Task) -> None:
         """Record that an error is raised in place of a batch: the iteration continues with the next one."""
@@ -262,7 +262,7 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
         engine, plan = self._engine, self.plan
         got = None
         if self._inline and self._kept is None:
-            got = engine.produce_next(self._run, self._resources.wakeup, plan.take)
+            got = engine.produce_next(self._epoch, self._resources.wakeup, plan.take)
         if got is None:
             got = self._wait()
         self._kept = got
@@ -272,7 +272,7 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
         if plan.reader is not None:  # records and errors live long and must not hold samples
             task.indices = item_numbers(task.indices)
         if payload.failed:
-            epoch = self._run if self._debuggable and plan.order is not None else None
+            epoch = self._epoch if self._debuggable and plan.order is not None else None
             failure = payload.to_exception(task.number, task.indices, batched=self._batched, epoch=epoch)
             self._give_up(task)
             raise failure
@@ -298,11 +298,11 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
     def _wait(self) -> Delivery:
         try:
             if self._kept is not None:
-                self._engine.check_open(self._run)
+                self._engine.check_open(self._epoch)
                 return self._kept
             if not self._engine.prefetches:
                 self._refill()
-            while (got := self._engine.next_batch(self._run, self._resources.wakeup, self._refill)) is None:
+            while (got := self._engine.next_batch(self._epoch, self._resources.wakeup, self._refill)) is None:
                 if not self._refill():  # requests may be past the end of one shard while another goes on
                     self._finish()
         except LoaderClosedError:
@@ -321,7 +321,7 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
         Returns:
             Whether at least one batch was drawn.
         """
-        room = self._engine.refill_size(self._run)
+        room = self._engine.refill_size(self._epoch)
         if self.plan.reader is not None:
             room = self._readable(self.plan.reader, room, wait=wait)
         if not room:
@@ -330,21 +330,21 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
         batches = self.plan.take(room, limit_ns)
         self._sampling += _clock() - begin
         if batches:
-            self._engine.add(self._run, batches, soon=soon)
+            self._engine.add(self._epoch, batches, soon=soon)
         return bool(batches)
 
     def _readable(self, reader: SourceReader, room: int, *, wait: bool) -> int:
         """Return how many batches, at most `room`, a source has ready. For `wait`, see `_refill`."""
-        while wait and not reader.ready() and not self._engine.outstanding(self._run):
-            self._engine.wait_for_source(self._run, self._resources.wakeup)
+        while wait and not reader.ready() and not self._engine.outstanding(self._epoch):
+            self._engine.wait_for_source(self._epoch, self._resources.wakeup)
         return min(room, reader.ready())
 
     def _move(self, transfer: DeviceTransfer, got: Delivery) -> Any:
         """Transfer a batch to its device, and start the transfers of the following batches that are ready."""
-        run, position = self._run, self._resources.delivered
-        batch, self._resources.shipment = transfer.deliver(BatchKey(run, got.task.number), got.outcome, position)
-        ready = self._engine.peek(run, transfer.ahead)
-        transfer.start_ahead([(BatchKey(run, task.number), payload) for task, payload in ready], position + 1)
+        epoch, position = self._epoch, self._resources.delivered
+        batch, self._resources.shipment = transfer.deliver(BatchKey(epoch, got.task.number), got.outcome, position)
+        ready = self._engine.peek(epoch, transfer.ahead)
+        transfer.start_ahead([(BatchKey(epoch, task.number), payload) for task, payload in ready], position + 1)
         return batch
 
     def _checksum(self, batch: Any) -> int:
@@ -358,7 +358,7 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
     def _remember(self, got: Delivery, payload: BatchPayload, requested: int, summed: int | None) -> None:
         task = got.task
         (
-            _run, _number, _layout, _segment, nbytes, extras_nbytes, samples, fetch_begin, fetch_end, collate_end,
+            _epoch, _number, _layout, _segment, nbytes, extras_nbytes, samples, fetch_begin, fetch_end, collate_end,
             fetch_cpu, collate_cpu, slowest, slowest_ns,
         ) = payload.header  # unpacked at once: each attribute of a named tuple takes 35 ns  # fmt: skip
         measured = fetch_cpu != NOT_MEASURED
@@ -372,7 +372,7 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
             None, self._sampling, extras_nbytes, payload.transfer, summed,
         )  # fmt: skip
         self._resources.before = (  # set last: `publish` publishes the record if this is set
-            self._run, self._run, task.number, payload.worker, payload.pid, task.attempt, samples, nbytes,
+            self._epoch, task.number, payload.worker, payload.pid, task.attempt, samples, nbytes,
             payload.transport, requested, task.dispatched, fetch_begin, fetch_end, collate_end, payload.received,
             task.in_order, _clock(),
         )  # fmt: skip
@@ -382,13 +382,13 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
         self._warnings.warn()
         error, self.plan.error = self.plan.error, None
         if error is None:
-            self._engine.check_open(self._run)  # if the iteration has ended, this is why there is no batch
+            self._engine.check_open(self._epoch)  # if the iteration has ended, this is why there is no batch
         self.plan.over = True
         if error is not None:
             self._end("error")
             raise error
         try:
-            self._engine.drain_output(self._run)
+            self._engine.drain_output(self._epoch)
         except Exception:
             self._end("error")
             raise
@@ -412,8 +412,8 @@ for _name in MISSING:
 class _Resources:
     """What must be released when an iterator is exhausted or garbage-collected. Holds no reference to the iterator."""
 
-    def __init__(self, run: int, bus: ev.EventBus, transfer: DeviceTransfer | None) -> None:
-        self.run = run
+    def __init__(self, epoch: int, bus: ev.EventBus, transfer: DeviceTransfer | None) -> None:
+        self.epoch = epoch
         self.wakeup = Wakeup()
         self.delivered = 0
         self.failed = -1
@@ -453,14 +453,14 @@ class _Resources:
         now = _clock()
         self.publish(now)
         if self._transfer is not None and self._records is not None:
-            self._transfer.forget(self.run)
+            self._transfer.forget(self.epoch)
             self._records.flush(at_once=True)
-        engine.close_iteration(self.run)
+        engine.close_iteration(self.epoch)
         if self.reader is not None:
             self.reader.close()
         self.wakeup.close()
         if self.begun:
-            self._bus.publish(ev.EpochEnded(now, self.run, self.run, self.delivered, reason))
+            self._bus.publish(ev.EpochEnded(now, self.epoch, self.delivered, reason))
 
 
 def _abandon(engine: Engine, resources: _Resources) -> None:
@@ -501,12 +501,12 @@ class DeviceGroups(Iterator[list[Any]]):
     """Groups the batches of an epoch into lists, with one batch for each device. The last list may be shorter.
 
     Args:
-        epoch: The batches.
+        batches: The batches.
         size: Number of batches in a list.
     """
 
-    def __init__(self, epoch: Iterator[Any], size: int) -> None:
-        self._epoch = epoch
+    def __init__(self, batches: Iterator[Any], size: int) -> None:
+        self._batches = batches
         self._size = size
         self._group: list[Any] = []
 
@@ -519,10 +519,10 @@ class DeviceGroups(Iterator[list[Any]]):
 
         Raises:
             StopIteration: The epoch is over.
-            Exception: Whatever the epoch raised. The batches before it are kept, so that the iteration can continue.
+            Exception: Whatever the iterator raised. The batches before it are kept, so that the iteration can continue.
         """
         # In one call: an interrupt between `next` and `append` would lose a batch.
-        self._group.extend(itertools.islice(self._epoch, self._size - len(self._group)))
+        self._group.extend(itertools.islice(self._batches, self._size - len(self._group)))
         if not self._group:
             raise StopIteration
         group, self._group = self._group, []

@@ -25,7 +25,7 @@ class SkippedSamples:
         """Count a sample whose batch is delivered. Returns the notice for the cell; "" if there is none."""
         if event.done != "skipped":
             return ""
-        self._counts[event.run] = self._counts.get(event.run, 0) + 1
+        self._counts[event.epoch] = self._counts.get(event.epoch, 0) + 1
         if self._noticed:
             return ""
         self._noticed = True
@@ -37,9 +37,9 @@ class SkippedSamples:
             f"{error.rstrip('.')}. Further ones are only counted: loader.stats().skipped.\n"
         )
 
-    def exhausted(self, run: int) -> str:
+    def exhausted(self, epoch: int) -> str:
         """Record that an iteration is exhausted. Returns the notice for the cell; "" if there is none."""
-        count = self._counts.get(run, 0)
+        count = self._counts.get(epoch, 0)
         if count <= self._most:
             return ""
         self._most = count
@@ -48,9 +48,9 @@ class SkippedSamples:
             "with their tracebacks. Later epochs that skip no more than that are not mentioned.\n"
         )
 
-    def closed(self, run: int) -> None:
+    def closed(self, epoch: int) -> None:
         """Forget an iteration."""
-        self._counts.pop(run, None)
+        self._counts.pop(epoch, None)
 
     def clear(self) -> None:
         """Forget all iterations."""

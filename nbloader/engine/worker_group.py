@@ -125,7 +125,7 @@ class WorkerGroup:
         self.seed = 0
         """The base seed of the current epoch."""
         self.seeds: dict[int, int] = {}
-        """The base seeds of the open iterations, by iteration number."""
+        """The base seeds of the open iterations, by epoch."""
 
     # ---- start --------------------------------------------------------------------------------------------------
 
@@ -419,12 +419,12 @@ class WorkerGroup:
             self.pool.renew()
             self.restart(list(range(len(self._slots))))
 
-    def restart_stalled(self, uid: int, run: int, number: int, reason: str, error: Exception) -> bool:
+    def restart_stalled(self, uid: int, epoch: int, number: int, reason: str, error: Exception) -> bool:
         """Kill and replace a worker whose batch takes too long.
 
         Args:
             uid: Unique number of the worker.
-            run: Number of the iteration that the batch belongs to.
+            epoch: Number of the epoch that the batch belongs to.
             number: Number of the batch.
             reason: The reason, for the events.
             error: The error that replaces the batch if the batch is poisoned.
@@ -438,7 +438,7 @@ class WorkerGroup:
         held = self._dispatcher.held_by(uid)
         begun = handle.begun(held)
         if len(begun) > 1:  # it is processing other batches, too
-            begun = [task for task in begun if (task.run, task.number) == (run, number)]
+            begun = [task for task in begun if (task.epoch, task.number) == (epoch, number)]
         poisoned = self._requeue(handle, blame=True, suspects=begun)
         handle.kill()
         if poisoned is not None:

@@ -51,17 +51,17 @@ class WorkerFailure(_NoBatch):
     raised: Exception | None = None
     """The exception itself if the worker runs in this process; otherwise None."""
 
-    def to_event(self, now: int, run: int, number: int, indices: Any) -> BatchFailed | None:
+    def to_event(self, now: int, epoch: int, number: int, indices: Any) -> BatchFailed | None:
         """Return the event that reports this failure.
 
         Args:
             now: `time.perf_counter_ns()`.
-            run: Number of the iteration that requested the batch.
+            epoch: Number of the epoch that requested the batch.
             number: Batch number.
             indices: The dataset indices of the batch.
         """
         sample = indices[self.position] if self.position >= 0 else None
-        return BatchFailed(now, run, number, self.worker, sample, self.error.summary)
+        return BatchFailed(now, epoch, number, self.worker, sample, self.error.summary)
 
     def to_exception(self, number: int, indices: Any, *, batched: bool, epoch: int | None = None) -> Exception:
         """Return the exception to raise in the consumer.
@@ -90,14 +90,14 @@ class WorkerFailure(_NoBatch):
 
 
 def samples_failed(
-    failures: Sequence[SampleFailure], run: int, number: int, indices: Any, worker: int, *, batched: bool
+    failures: Sequence[SampleFailure], epoch: int, number: int, indices: Any, worker: int, *, batched: bool
 ) -> Iterator[SampleFailed]:
     """Yield the events for samples that were skipped, replaced or retried.
 
     Args:
         failures: The failures in the batch.
-        run: Number of the iteration that requested the batch.
-        number: Batch number within the iteration.
+        epoch: Number of the epoch that requested the batch.
+        number: Batch number within the epoch.
         indices: Dataset indices of the batch; a single index if batching is off.
         worker: Worker id; -1 for the notebook's own process.
         batched: Whether samples are batched.
@@ -105,7 +105,7 @@ def samples_failed(
     now = time.perf_counter_ns()
     for failure in failures:
         sample = (indices[failure.position] if failure.position >= 0 else None) if batched else indices
-        yield SampleFailed(now, run, number, worker, sample, failure.error, failure.traceback, failure.done)
+        yield SampleFailed(now, epoch, number, worker, sample, failure.error, failure.traceback, failure.done)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class LoaderFailure(_NoBatch):
 
     error: Exception
 
-    def to_event(self, now: int, run: int, number: int, indices: Any) -> BatchFailed | None:  # noqa: ARG002
+    def to_event(self, now: int, epoch: int, number: int, indices: Any) -> BatchFailed | None:  # noqa: ARG002
         """Return None: neither the dataset nor the collate function raised."""
         return None
 

@@ -75,8 +75,7 @@ class FetchProgress(NamedTuple):
 class ProducedBatch:
     """A batch that was received from its worker and not delivered to the consumer yet. Times are in ns."""
 
-    run: int
-    """Number of the iterator."""
+    epoch: int
     number: int
     worker: int
     """Worker id; -1 for the notebook's own process."""
@@ -137,8 +136,8 @@ class Gauges:
     iterators: int = 0
     """Number of iterators that have not ended. The queue depths above are summed over all of them; the fields below
     describe the newest."""
-    run: int = -1
-    """Number of the newest iterator that has not ended; -1 if there is none."""
+    epoch: int = -1
+    """Epoch of the newest iterator that has not ended; -1 if there is none."""
     delivered: int = 0
     """Number of batches delivered, including the one that the consumer is processing."""
     at: int | None = None

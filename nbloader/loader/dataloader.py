@@ -318,9 +318,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         stays = self.persistent_workers and parts.engine.loaded
         if stays and parts.sent is not None:
             parts.sent.warn_of_changes()
-        run, parts.iterations = parts.iterations, parts.iterations + 1
+        epoch, parts.iterations = parts.iterations, parts.iterations + 1
         plan = parts.checkpoint.plan_epoch(self._epoch_context())
-        parts.history.add(run, plan.order)
+        parts.history.add(epoch, plan.order)
         if not stays and self._load():
             parts.engine.replace_all()
         context = IteratorContext(
@@ -329,8 +329,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         )  # fmt: skip
         torch_names.warn_of_unused_hooks()
         if torch_names.has_hooks():
-            return HookedEpochIterator(context, run, plan, self)
-        return EpochIterator(context, run, plan)
+            return HookedEpochIterator(context, epoch, plan, self)
+        return EpochIterator(context, epoch, plan)
 
     def _take_prefetched(self) -> EpochIterator[Any] | None:
         """Take the epoch that was started early; None if there is none, or if the dataset has changed since."""

@@ -64,16 +64,16 @@ class LineProfiler:
             self.on = on
             self._start_or_stop()
 
-    def epoch_began(self, run: int) -> None:
+    def epoch_began(self, epoch: int) -> None:
         """Register an iteration that begins."""
         with self._lock:
-            self._open.add(run)
+            self._open.add(epoch)
             self._start_or_stop()
 
-    def epoch_ended(self, run: int) -> None:
+    def epoch_ended(self, epoch: int) -> None:
         """Unregister an iteration that has ended."""
         with self._lock:
-            self._open.discard(run)
+            self._open.discard(epoch)
             self._start_or_stop()
 
     def result(self) -> HotLines:

@@ -124,10 +124,10 @@ class Monitor:
             self._usage.begin_epoch()
             cache = process_cache.gauge()
             self._hits_before = 0 if cache is None else cache.hits
-            self.lines.epoch_began(event.run)
+            self.lines.epoch_began(event.epoch)
         elif isinstance(event, EpochEnded):
             self._usage.end_epoch()
-            self.lines.epoch_ended(event.run)
+            self.lines.epoch_ended(event.epoch)
         elif isinstance(event, DISTURBING):
             self._changed_at = event.time
 
@@ -194,7 +194,7 @@ class Monitor:
         return found
 
     def _predictions(self, s: Snapshot, given: dict[str, Any], *, ended: bool) -> tuple[outlook.Change, ...]:
-        made_for = (*given.values(), self._aggregator.run, self._changed_at, ended)
+        made_for = (*given.values(), self._aggregator.epoch, self._changed_at, ended)
         before, began = self._predicted, time.monotonic()
         if s.epoch < 0 or (before.made_for == made_for and began < before.due):
             return before.changes
@@ -214,7 +214,7 @@ class Monitor:
     def _snapshot(self, *, iterated: bool, dataset: Any = None) -> Snapshot:
         gauges = self._engine.gauges("idle" if iterated else "new")
         if self._transfer is not None:
-            begun = self._transfer.started(gauges.run)
+            begun = self._transfer.started(gauges.epoch)
             gauges = dataclasses.replace(gauges, pinned=self._transfer.pins, device=self._transfer.name, begun=begun)
         cache = process_cache.gauge()
         if cache is not None:
@@ -311,23 +311,23 @@ class Monitor:
             costs: How it affects the cost of batches, or why that is not known.
             batches: Maximum number of batches to replay.
         """
-        epoch = self._aggregator.epoch_evidence()
-        run = self._aggregator.run
+        evidence = self._aggregator.epoch_evidence()
+        newest = self._aggregator.epoch
         records = [
-            r for r in self._events.batches() if r.run == run and not r.placed and r.dispatched >= self._changed_at
+            r for r in self._events.batches() if r.epoch == newest and not r.placed and r.dispatched >= self._changed_at
         ]
-        now = _settings(given, epoch)
-        if given["num_workers"] and epoch.window > now.window:  # `prefetch`, or a window that adapted itself
-            now = dataclasses.replace(now, window=epoch.window)
-        after = _settings(given | ({"prefetch": None} if "prefetch_factor" in changed else {}) | changed, epoch)
+        now = _settings(given, evidence)
+        if given["num_workers"] and evidence.window > now.window:  # `prefetch`, or a window that adapted itself
+            now = dataclasses.replace(now, window=evidence.window)
+        after = _settings(given | ({"prefetch": None} if "prefetch_factor" in changed else {}) | changed, evidence)
         if "num_workers" not in changed and "prefetch_factor" not in changed:
             after = dataclasses.replace(after, window=now.window)
         cause = s.epoch_verdict.cause
         records = records[2 * now.workers :][-batches:]
         if isinstance(costs, str):
-            rate = predict(records, epoch, now, now, cause, change).measured
+            rate = predict(records, evidence, now, now, cause, change).measured
             return Prediction(change=change, measured=rate, reason=costs)
-        return predict(records, epoch, now, after, cause, change, costs)
+        return predict(records, evidence, now, after, cause, change, costs)
 
     def points(self) -> list[Point]:
         """See `DataLoader.points`."""

@@ -82,7 +82,7 @@ Outcome: TypeAlias = Any
 
 
 class EpochHistory:
-    """The orders of the last epochs of a loader, by the number of the iteration (`BatchRecord.epoch`)."""
+    """The orders of the last epochs of a loader, by the number of the epoch (`BatchRecord.epoch`)."""
 
     def __init__(self) -> None:
         self._orders: collections.OrderedDict[int, EpochOrder | None] = collections.OrderedDict()

@@ -62,7 +62,7 @@ def change_plan(start: Setting, setting: Setting, records: Sequence[BatchRecord]
         setting: The new one.
         records: Batches so far, of which the last seconds are measured.
     """
-    recent = [r for r in records if r.delivered > records[-1].delivered - RECENT_NS and r.run == records[-1].run]
+    recent = [r for r in records if r.delivered > records[-1].delivered - RECENT_NS and r.epoch == records[-1].epoch]
     return Change(start, setting, measure(recent))
 
 

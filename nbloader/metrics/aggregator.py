@@ -79,8 +79,8 @@ READY = 64
 """Number of `WorkerReady` events that are kept."""
 CREWS = 256
 """Number of changes in the number of workers that are kept."""
-SLOW_RUNS = 3
-"""Number of iterators whose slowest samples are kept."""
+SLOW_EPOCHS = 3
+"""Number of epochs whose slowest samples are kept."""
 COUNTED = 64
 """Number of batch records that are counted together, which costs a fraction of counting them one by one. A snapshot or
 another event counts them earlier."""
@@ -95,7 +95,7 @@ JUDGE_NS = 1_000_000_000
 LIVE = ("starting", "running", "paused")
 """States of a loader whose epoch has not ended."""
 
-_RUN = operator.attrgetter("run")
+_EPOCH = operator.attrgetter("epoch")
 
 
 class _Crew(NamedTuple):
@@ -143,7 +143,7 @@ class Aggregator:
         self._slow_floor: dict[int, int] = {}
         self._pauses = Pauses()
         self._origin: int | None = None
-        self._run = self._epoch = -1
+        self._epoch = -1
         self._batches: int | None = None
         self._began = self._done = self._samples = self._epoch_waited = 0
         self._sample = EpochSample()
@@ -186,9 +186,9 @@ class Aggregator:
         fresh, recent, pauses, produced = self._fresh, self._recent, self._pauses, self._produced
         while fresh:
             record = fresh.popleft()
-            run = record.run
-            if run > self._run:  # its EpochStarted was missed or arrives late
-                self._begin(run, record.epoch, None, record.requested)
+            epoch = record.epoch
+            if epoch > self._epoch:  # its EpochStarted was missed or arrives late
+                self._begin(epoch, None, record.requested)
             recent.append(record)
             self._total += 1
             wait = record.delivered - record.requested
@@ -196,14 +196,14 @@ class Aggregator:
                 wait -= pauses.within(record.requested, record.delivered)
             if wait > 0:
                 self._waited += wait
-                if run == self._run:
+                if epoch == self._epoch:
                     self._epoch_waited += wait
-            if run == self._run:
+            if epoch == self._epoch:
                 self._done += 1
                 self._samples += record.samples
             worker = record.worker
             produced[worker] = produced.get(worker, 0) + 1
-            if record.slowest_ns > self._slow_floor.get(run, 0):
+            if record.slowest_ns > self._slow_floor.get(epoch, 0):
                 self._note_slow(record)
         self._fold()
 
@@ -221,9 +221,9 @@ class Aggregator:
         if not new:
             return
         records = list(itertools.islice(reversed(self._recent), new))
-        run = self._run
-        if set(map(_RUN, records)) != {run}:  # several iterators take turns
-            records = [r for r in reversed(self._recent) if r.run == run][:new]
+        epoch = self._epoch
+        if set(map(_EPOCH, records)) != {epoch}:  # several iterators take turns
+            records = [r for r in reversed(self._recent) if r.epoch == epoch][:new]
         self._sample.add(records[::-1], self._pauses)
 
     @property
@@ -258,11 +258,11 @@ class Aggregator:
             return snapshot
 
     @property
-    def run(self) -> int:
-        """Number of the newest iterator; -1 before the first."""
+    def epoch(self) -> int:
+        """The newest epoch; -1 before the first."""
         with self._lock:
             self._count()
-            return self._run
+            return self._epoch
 
     def epoch_evidence(self) -> Evidence:
         """Return the measurements of the newest epoch, as of the last snapshot."""
@@ -284,14 +284,14 @@ class Aggregator:
             self._origin = event.time
         match event:
             case EpochStarted():
-                if event.run >= self._run:
-                    self._begin(event.run, event.epoch, event.batches, event.time)
+                if event.epoch >= self._epoch:
+                    self._begin(event.epoch, event.batches, event.time)
             case EpochEnded():
-                if event.run == self._run:
+                if event.epoch == self._epoch:
                     self._ended = event
             case LoopStopped():
-                if event.run == self._run:
-                    newest = next((r for r in reversed(self._recent) if r.run == event.run), None)
+                if event.epoch == self._epoch:
+                    newest = next((r for r in reversed(self._recent) if r.epoch == event.epoch), None)
                     before = self._began if self._stop is None else self._stop.time
                     self._stop_asked = before if newest is None else max(before, returned_at(newest))
                     self._stop = event
@@ -318,7 +318,7 @@ class Aggregator:
                 self._error = event.error
             case SampleFailed():
                 self._failed_by_outcome[event.done] += 1
-                self._left_out += event.run == self._run and event.done != "retried"
+                self._left_out += event.epoch == self._epoch and event.done != "retried"
                 self._failed_samples.append(event)
             case SupervisorFailed():
                 self._supervisor_failures += 1
@@ -356,11 +356,11 @@ class Aggregator:
             total += crew.workers * max(0, until - max(begin, crew.since))
         return total / (end - begin) if total and end > begin else None
 
-    def _begin(self, run: int, epoch: int, batches: int | None, time: int) -> None:
+    def _begin(self, epoch: int, batches: int | None, time: int) -> None:
         if self._origin is None:
             self._origin = time
-        known = run == self._run
-        self._run, self._epoch, self._batches, self._began = run, epoch, batches, time
+        known = epoch == self._epoch
+        self._epoch, self._batches, self._began = epoch, batches, time
         if known:  # its batches were published before its EpochStarted
             return
         self._done = self._samples = self._epoch_waited = 0
@@ -370,19 +370,19 @@ class Aggregator:
         self._ended = self._measured = self._stop = None
         self._left_out = 0
         self._error = ""
-        for old in sorted(self._slow)[: -(SLOW_RUNS - 1)]:
+        for old in sorted(self._slow)[: -(SLOW_EPOCHS - 1)]:
             del self._slow[old]
             self._slow_floor.pop(old, None)
 
     def _note_slow(self, record: BatchRecord) -> None:
-        if record.run <= self._run - SLOW_RUNS:
+        if record.epoch <= self._epoch - SLOW_EPOCHS:
             return
-        kept = self._slow.setdefault(record.run, [])
+        kept = self._slow.setdefault(record.epoch, [])
         kept.append(record)
         if len(kept) >= 4 * SLOWEST:
             kept[:] = slowest(kept)
             if len(kept) == SLOWEST:
-                self._slow_floor[record.run] = kept[-1].slowest_ns
+                self._slow_floor[record.epoch] = kept[-1].slowest_ns
 
     # --- the snapshot
 
@@ -392,18 +392,18 @@ class Aggregator:
         records = list(self._recent)
         last = records[-STAGE_BATCHES:]
         stop = self._stopped(g, records)
-        live = self._ended is None and stop is None and self._run >= 0 and g.state in LIVE
+        live = self._ended is None and stop is None and self._epoch >= 0 and g.state in LIVE
         rates = rates_of(
-            g, records, self._pauses, first=self._first, began=self._began, run=self._run, live=live
+            g, records, self._pauses, first=self._first, began=self._began, epoch=self._epoch, live=live
         )  # fmt: skip
         stalled = stalled_for(g, last, self._pauses) if live and self._first is not None else None
         if stalled is not None:
             rates = without_progress(rates)
         end = self._end(g, stop)
         done = self._done if self._ended is None else max(self._done, self._ended.batches)
-        if live and g.run == self._run:
+        if live and g.epoch == self._epoch:
             done = max(done, g.delivered)
-        active = self._pauses.active(self._began, end) if self._run >= 0 else 0
+        active = self._pauses.active(self._began, end) if self._epoch >= 0 else 0
         left = max(0, self._batches - done) if live and g.state != "paused" and self._batches is not None else None
         eta = left / rates.own if left is not None and rates.own > 0 else None
         first = first_batch_of(g) if live and not done else None
@@ -417,7 +417,7 @@ class Aggregator:
             batches_done=done,
             batches_total=self._batches,
             samples_done=self._samples,
-            elapsed=max(0, end - self._began) / 1e9 if self._run >= 0 else 0.0,
+            elapsed=max(0, end - self._began) / 1e9 if self._epoch >= 0 else 0.0,
             eta=eta,
             batches_per_second=rates.batches,
             samples_per_second=rates.samples,
@@ -484,11 +484,11 @@ class Aggregator:
     def _stopped(self, g: Gauges, records: list[BatchRecord]) -> LoopStopped | None:
         """Return the error or interrupt that stopped the loop; None if there is none or iteration has resumed."""
         stop = self._stop
-        newest = next((r for r in reversed(records) if r.run == self._run), None)
+        newest = next((r for r in reversed(records) if r.epoch == self._epoch), None)
         if stop is None or (newest is not None and newest.requested > stop.time):
             return None
         here = g.at_since if g.waiting_since is None else g.waiting_since
-        return None if g.run == self._run and here > stop.time else stop
+        return None if g.epoch == self._epoch and here > stop.time else stop
 
     def _end(self, g: Gauges, stop: LoopStopped | None) -> int:
         """Return when the epoch ended or the loop stopped, or the present time if it is running; perf_counter ns."""
@@ -507,7 +507,7 @@ class Aggregator:
             end = g.now
             waited += waiting(g, self._pauses, end, self._began)
         else:
-            end = next((returned_at(r) for r in reversed(records) if r.run == self._run), self._began)
+            end = next((returned_at(r) for r in reversed(records) if r.epoch == self._epoch), self._began)
         return share_of(waited, self._pauses.active(self._began, end))
 
     def _rough_eta(self, g: Gauges, left: int, first: FirstBatch | None) -> float | None:
@@ -571,12 +571,12 @@ class Aggregator:
         """
         if self._first is not None:
             return max(0, self._first.delivered - self._began) / 1e9
-        if g.run == self._run and g.delivered and g.at_since:
+        if g.epoch == self._epoch and g.delivered and g.at_since:
             return max(0, g.at_since - self._began) / 1e9
         return None
 
     def _status(self, g: Gauges, rates: Rates, stop: LoopStopped | None) -> LoaderStatus:
-        left_out = [e for e in self._failed_samples if e.run == self._run and e.done != "retried"]
+        left_out = [e for e in self._failed_samples if e.epoch == self._epoch and e.done != "retried"]
         return LoaderStatus(
             recent=rates.count,
             first_batch=self._first_batch(g),
@@ -625,7 +625,7 @@ class Aggregator:
         first = self._first_batch(g)
         options = SpanOptions(
             span="epoch",
-            seconds=self._pauses.active(self._began, end) / 1e9 if self._run >= 0 else 0.0,
+            seconds=self._pauses.active(self._began, end) / 1e9 if self._epoch >= 0 else 0.0,
             wait_share=s.wait_share_epoch,
             batches=s.batches_done,
             workers=len(alive),

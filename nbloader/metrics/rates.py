@@ -23,8 +23,8 @@ STUCK_S, STUCK_TIMES = 2.0, 10
 times the median time to produce one. A loop is stalled if it has been waiting for longer than `STUCK_S` seconds and for
 more than `STUCK_TIMES` times both that median and the median wait."""
 
-_RUN, _WORKER, _SAMPLES, _NBYTES, _REQUESTED, _DELIVERED = map(
-    operator.attrgetter, ("run", "worker", "samples", "nbytes", "requested", "delivered")
+_EPOCH, _WORKER, _SAMPLES, _NBYTES, _REQUESTED, _DELIVERED = map(
+    operator.attrgetter, ("epoch", "worker", "samples", "nbytes", "requested", "delivered")
 )  # for thousands of records, this takes half as long as a loop
 
 
@@ -117,7 +117,7 @@ def rates_of(
     *,
     first: BatchRecord | None,
     began: int,
-    run: int,
+    epoch: int,
     live: bool,
 ) -> Rates:
     """Compute the rates over the last five seconds of an epoch, without start-up (until the first batch is done).
@@ -128,7 +128,7 @@ def rates_of(
         pauses: Pauses of the loader. Paused time is excluded, and so are batches that `step()` delivers in a pause.
         first: The epoch's first batch; None if there is none yet.
         began: When the epoch began, perf_counter ns.
-        run: Number of the epoch's iterator.
+        epoch: Number of the epoch.
         live: Whether the epoch has neither ended nor been stopped by an error or an interrupt.
     """
     if first is None:
@@ -166,7 +166,7 @@ def rates_of(
         batches=rate,
         samples=each * sum(map(_SAMPLES, picked)),
         nbytes=each * sum(map(_NBYTES, picked)),
-        own=each * list(map(_RUN, picked)).count(run),
+        own=each * list(map(_EPOCH, picked)).count(epoch),
         wait_share=share_of(waited, pauses.active(begin, g.now if waits else newest)),
         workers={w: each * n for w, n in collections.Counter(map(_WORKER, picked)).items()},
         seconds=pauses.active(begin, g.now if waits else newest) / 1e9,

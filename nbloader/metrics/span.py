@@ -267,7 +267,7 @@ def _elsewhere(workers: Iterable[int], machines: Mapping[int, Machine]) -> tuple
 def _overlap(records: Sequence[BatchRecord]) -> bool:
     """Return whether a worker fetched several batches concurrently."""
     ends: dict[tuple[int, int], int] = {}
-    for r in sorted({(r.run, r.index): r for r in records}.values(), key=_fetch_begin):
+    for r in sorted({(r.epoch, r.index): r for r in records}.values(), key=_fetch_begin):
         if r.fetch_begin < ends.get((r.worker, r.pid), 0):
             return True
         ends[r.worker, r.pid] = r.fetched
@@ -348,8 +348,8 @@ class _SlowSamples:
 
     def others(self, records: Sequence[BatchRecord]) -> tuple[Any, ...]:
         """Return dataset indices of samples that are not slow, if possible of batches without any slow sample."""
-        with_slow = {(r.run, r.index) for r in self.found}
-        found = [i for r in records if (r.run, r.index) not in with_slow for i in r.indices]
+        with_slow = {(r.epoch, r.index) for r in self.found}
+        found = [i for r in records if (r.epoch, r.index) not in with_slow for i in r.indices]
         if len(found) < USUAL_LISTED // 2:
             slow = {r.slowest_index for r in self.found if isinstance(r.slowest_index, int | str)}
             found = [i for r in records for i in r.indices if isinstance(i, int | str) and i not in slow]

@@ -39,7 +39,7 @@ from nbloader.metrics.snapshot import Snapshot
 from nbloader.recording import codec
 from nbloader.report.trace import Trace
 
-FORMAT, VERSION = "nbloader recording", 1
+FORMAT, VERSION = "nbloader recording", 2
 LARGEST_FILE, LARGEST_CONTENT = 16 << 20, 128 << 20
 """Largest file that can be read, in bytes, compressed and uncompressed."""
 LARGEST_MEMBER = 16 << 20

@@ -171,7 +171,7 @@ class Player:
 
         Args:
             run: The text of the run's button; the first run by default.
-            epoch: Number of the epoch's iterator; the newest by default.
+            epoch: Number of the epoch; the newest by default.
 
         Raises:
             KeyError: There is no such run.

@@ -98,12 +98,12 @@ class Recorder:
         self._flush_due = time.monotonic() + FLUSH_SECONDS
         self._snapshot_due = time.monotonic() + SNAPSHOT_SECONDS
         self._kept: collections.Counter[int | None] = collections.Counter()
-        """Number of batches by the number of their iterator, and of other events (key None)."""
+        """Number of batches by epoch, and of other events (key None)."""
         self._left_out = 0
 
         self._writer.add("show", _shown(self._feed.full()))
-        newest = max((event.run for event in self._feed.events if isinstance(event, BatchRecord)), default=0)
-        self._add_events([e for e in self._feed.events if not isinstance(e, BatchRecord) or e.run == newest])
+        newest = max((event.epoch for event in self._feed.events if isinstance(event, BatchRecord)), default=0)
+        self._add_events([e for e in self._feed.events if not isinstance(e, BatchRecord) or e.epoch == newest])
         with contextlib.ExitStack() as on_error:
             on_error.callback(self._writer.close)
             if not self._writer.flush():
@@ -222,7 +222,7 @@ class Recorder:
         kept: list[Event] = []
         for event in events:
             is_batch = isinstance(event, BatchRecord)
-            key = event.run if isinstance(event, BatchRecord) else None
+            key = event.epoch if isinstance(event, BatchRecord) else None
             self._kept[key] += 1
             if self._kept[key] <= (BATCHES if is_batch else EVENTS):
                 kept.append(event)

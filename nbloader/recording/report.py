@@ -19,7 +19,7 @@ class RecordedReport(Report):
         name: Name of the file.
         snapshot: The last statistics.
         trace: All recorded events.
-        epoch: Number of the epoch's iterator; None for the newest.
+        epoch: Number of the epoch; None for the newest.
 
     Raises:
         RecordingError: The statistics cannot be shown.

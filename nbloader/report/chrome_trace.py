@@ -81,7 +81,7 @@ class ChromeTrace:
             span = {"ts": self._us(s.begin), "dur": (s.end - s.begin) / 1e3}
             yield {**common, **span, "ph": "X", "tid": tids[s.lane], "args": _args(s.kind, s.record)}
         for number, r in enumerate(self._batches):
-            yield from self._arrow(number, r, tids, loops[r.run])
+            yield from self._arrow(number, r, tids, loops[r.epoch])
             depths = {"in flight": r.in_flight, "reorder": r.reordering, "ready": r.ready}
             yield {"ph": "C", "pid": _PROCESS, "name": "batches", "ts": self._us(r.delivered), "args": depths}
         for event in self._events:

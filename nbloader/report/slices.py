@@ -117,20 +117,20 @@ class Slice(NamedTuple):
 
 
 def consumer_lanes(records: Iterable[BatchRecord]) -> dict[int, Lane]:
-    """Assign a lane to the loop of each run; loops that overlap (`zip(loader, loader)`) get different lanes."""
+    """Assign a lane to the loop of each epoch; loops that overlap (`zip(loader, loader)`) get different lanes."""
     spans: dict[int, tuple[int, int]] = {}
     for r in records:
-        begin, end = spans.get(r.run, (r.requested, r.requested))
-        spans[r.run] = min(begin, r.requested), max(end, returned_at(r))
+        begin, end = spans.get(r.epoch, (r.requested, r.requested))
+        spans[r.epoch] = min(begin, r.requested), max(end, returned_at(r))
     lanes: dict[int, Lane] = {}
     ends: list[int] = []
-    for run, (begin, end) in sorted(spans.items(), key=lambda item: item[1]):
+    for epoch, (begin, end) in sorted(spans.items(), key=lambda item: item[1]):
         free = next((i for i, until in enumerate(ends) if until <= begin), None)
         if free is None:
             free = len(ends)
             ends.append(end)
         ends[free] = end
-        lanes[run] = loop_lane(free)
+        lanes[epoch] = loop_lane(free)
     return lanes
 
 
@@ -138,7 +138,7 @@ def slices(records: Sequence[BatchRecord], pauses: Pauses | None = None) -> Iter
     """Split records into slices, without empty intervals, missing timestamps, and waits during a pause."""
     loops = consumer_lanes(records)
     for r in records:
-        yield from slices_of(r, loops[r.run], pauses)
+        yield from slices_of(r, loops[r.epoch], pauses)
 
 
 def slices_of(r: BatchRecord, loop: Lane, pauses: Pauses | None = None) -> Iterator[Slice]:

@@ -63,7 +63,7 @@ class RowKey(NamedTuple):
     """Identifies a row, by attributes of `Row`."""
 
     lane: Lane
-    run: int
+    epoch: int
     batch: int
     lost: int
 
@@ -73,7 +73,8 @@ class Row:
     """What one lane did with one batch, or with several that are drawn as one."""
 
     lane: Lane
-    run: int
+    epoch: int
+    """-1 if it is unknown: a worker was lost."""
     batch: int
     """Number of the first batch."""
     batches: int
@@ -89,7 +90,7 @@ class Row:
     @property
     def key(self) -> RowKey:
         """Identity of the row: a later row with the same key replaces it."""
-        return RowKey(self.lane, self.run, self.batch, self.lost)
+        return RowKey(self.lane, self.epoch, self.batch, self.lost)
 
     @property
     def begin(self) -> int:
@@ -113,7 +114,7 @@ def rows_of(records: Sequence[BatchRecord], pauses: Pauses | None = None) -> lis
     stalled = {id(r) for r in stalls(records, pauses)}
     rows: list[Row] = []
     for r in records:
-        rows += _single(r, loops[r.run], pauses, waited(r, pauses) if id(r) in stalled else 0)
+        rows += _single(r, loops[r.epoch], pauses, waited(r, pauses) if id(r) in stalled else 0)
     return rows
 
 
@@ -141,7 +142,7 @@ class Timeline:
         self._lanes: collections.Counter[Lane] = collections.Counter()  # number of rows in each lane
         self._seen: collections.deque[tuple[int, int]] = collections.deque(maxlen=256)
         self._waits: collections.deque[int] = collections.deque(maxlen=101)
-        self._loops: dict[int, int] = {}  # run -> number of its lane
+        self._loops: dict[int, int] = {}  # epoch -> number of its lane
         self._ends: list[int] = []  # when the last batch of each loop lane ended, ns
 
     @property
@@ -178,8 +179,8 @@ class Timeline:
             interval = list(group)
             rows += self._singly(interval) if len(interval) <= SINGLE else self._merged(interval)
         for m in waiting:
-            if m.fetch_begin and (m.run, m.number) not in self._seen:
-                self._seen.append((m.run, m.number))
+            if m.fetch_begin and (m.epoch, m.number) not in self._seen:
+                self._seen.append((m.epoch, m.number))
                 rows.append(_received(m))
         rows += lost_rows(deaths)
         for row in rows:
@@ -203,8 +204,8 @@ class Timeline:
         workers: dict[tuple[int, int], list[BatchRecord]] = collections.defaultdict(list)
         loops: dict[int, list[BatchRecord]] = collections.defaultdict(list)
         for r in records:
-            workers[r.worker, r.run].append(r)
-            loops[r.run].append(r)
+            workers[r.worker, r.epoch].append(r)
+            loops[r.epoch].append(r)
         rows = [_merged_worker(own) for own in workers.values()]
         for own in loops.values():
             waits = [waited(r, self.pauses) for r in own]
@@ -226,10 +227,10 @@ class Timeline:
 
     def _lane(self, r: BatchRecord) -> Lane:
         """The lane of a record's loop; loops that run at the same time get different lanes."""
-        lane = self._loops.get(r.run)
+        lane = self._loops.get(r.epoch)
         if lane is None:
             lane = next((i for i, end in enumerate(self._ends) if end <= r.requested), len(self._ends))
-            self._loops = {run: i for run, i in self._loops.items() if i != lane} | {r.run: lane}
+            self._loops = {epoch: i for epoch, i in self._loops.items() if i != lane} | {r.epoch: lane}
             if lane == len(self._ends):
                 self._ends.append(0)
         self._ends[lane] = returned_at(r)
@@ -242,10 +243,10 @@ def _single(r: BatchRecord, loop: Lane, pauses: Pauses | None, stall: int) -> It
         lanes[s.lane].append(Block(s.kind, s.begin, s.end))
     for lane, blocks in lanes.items():
         if lane.kind is LaneKind.WORKER:
-            yield Row(lane, r.run, r.index, 1, tuple(blocks), _worker_tip(r))
+            yield Row(lane, r.epoch, r.index, 1, tuple(blocks), _worker_tip(r))
         elif lane.kind is LaneKind.LOOP:
             tip = _loop_tip(f"batch {r.index}", waited(r, pauses), returned_at(r) - r.delivered, stall=stall, batches=1)
-            yield Row(lane, r.run, r.index, 1, tuple(blocks), tip, stall)
+            yield Row(lane, r.epoch, r.index, 1, tuple(blocks), tip, stall)
     if r.placed is not None:
         yield from _device_rows([r])
 
@@ -257,7 +258,7 @@ def _received(m: ProducedBatch) -> Row:
     if not m.in_order or m.in_order > m.received:
         blocks.append(Block("reorder", m.received, m.in_order))
         tip.append(f"reorder buffer {_ns(m.in_order - m.received)}" if m.in_order else "waiting in the reorder buffer")
-    return Row(worker_lane(m.worker), m.run, m.number, 1, tuple(blocks), "\n".join(tip))
+    return Row(worker_lane(m.worker), m.epoch, m.number, 1, tuple(blocks), "\n".join(tip))
 
 
 def _merged_worker(own: Sequence[BatchRecord]) -> Row:
@@ -269,7 +270,7 @@ def _merged_worker(own: Sequence[BatchRecord]) -> Row:
     until_fetched, until_collated = begin + min(fetching, end - begin), begin + min(producing, end - begin)
     tip = f"{_batches(own)}\nfetch {_ns(fetching)}, collate {_ns(producing - fetching)} in total"
     blocks = (Block("fetch", begin, until_fetched), Block("collate", until_fetched, until_collated))
-    return Row(worker_lane(own[0].worker), own[0].run, own[0].index, len(own), blocks, tip)
+    return Row(worker_lane(own[0].worker), own[0].epoch, own[0].index, len(own), blocks, tip)
 
 
 def _merged_loop(own: Sequence[BatchRecord], lane: Lane, wait: int, stall: int) -> Row:
@@ -277,7 +278,7 @@ def _merged_loop(own: Sequence[BatchRecord], lane: Lane, wait: int, stall: int) 
     wait = min(wait, max(0, end - begin))
     blocks = (Block("wait", begin, begin + wait), Block("step", begin + wait, end))
     tip = _loop_tip(_batches(own), wait, end - begin - wait, stall=stall, batches=len(own))
-    return Row(lane, own[0].run, own[0].index, len(own), blocks, tip, stall)
+    return Row(lane, own[0].epoch, own[0].index, len(own), blocks, tip, stall)
 
 
 def _device_rows(records: Sequence[BatchRecord]) -> Iterator[Row]:
@@ -290,13 +291,13 @@ def _device_rows(records: Sequence[BatchRecord]) -> Iterator[Row]:
         block = Block("pin", begin, min(pinned[-1].pinned, begin + took))
         how = "in place" if pinned[0].memory == "registered" else "by a copy"
         tip = f"{head}\npinned {how} in {_ns(took)}"
-        yield Row(PIN_LANE, first.run, first.index, len(records), (block,), tip)
+        yield Row(PIN_LANE, first.epoch, first.index, len(records), (block,), tip)
     copies = [p for p in placed if p.uploaded > p.upload_begin > 0]
     if copies:
         begin, took = copies[0].upload_begin, sum(p.uploaded - p.upload_begin for p in copies)
         block = Block("upload", begin, min(copies[-1].uploaded, begin + took))
         tip = f"{head}\n{_upload_tip(copies, took)}"
-        yield Row(upload_lane(copies[0].device), first.run, first.index, len(records), (block,), tip)
+        yield Row(upload_lane(copies[0].device), first.epoch, first.index, len(records), (block,), tip)
 
 
 def _upload_tip(copies: Sequence[Placed], took: int) -> str:

@@ -51,19 +51,19 @@ class Trace:
         span = f" over {duration((max(ends) - self.origin) / 1e9)}" if ends else ""
         return f"<Trace of {plural(len(self.batches), 'batch')}{span}>"
 
-    def epoch(self, run: int | None = None) -> Trace:
+    def epoch(self, number: int | None = None) -> Trace:
         """Select the events of one epoch.
 
         Args:
-            run: Number of the iterator (`BatchRecord.run`); None for the latest one that delivered a batch.
+            number: Number of the epoch (`BatchRecord.epoch`); None for the latest one that delivered a batch.
         """
-        if run is None:
-            run = max((r.run for r in self.batches), default=-1)
-        own = [r for r in self.batches if r.run == run]
+        if number is None:
+            number = max((r.epoch for r in self.batches), default=-1)
+        own = [r for r in self.batches if r.epoch == number]
         begin = min((begin_of(r) for r in own), default=0)
         end = max((r.returned or r.delivered for r in own), default=0)
         events = (
-            e for e in self.events if (e.run == run if isinstance(e, BatchRecord) else begin <= e.time <= end + 1)
+            e for e in self.events if (e.epoch == number if isinstance(e, BatchRecord) else begin <= e.time <= end + 1)
         )
         return Trace(events, self.pauses)
 
@@ -107,7 +107,6 @@ class Trace:
         """A row of the table, by the names of its columns."""
         stamps = {name: getattr(r, name) for name in _STAMPS}
         return {
-            "run": r.run,
             "epoch": r.epoch,
             "batch": r.index,
             "worker": r.worker,
@@ -131,7 +130,7 @@ class Trace:
 
 
 _COLUMNS = (
-    "run", "epoch", "batch", "worker", "pid", "attempt", "samples", "nbytes", "transport", *_STAMPS,
+    "epoch", "batch", "worker", "pid", "attempt", "samples", "nbytes", "transport", *_STAMPS,
     *(f"{stage}_ms" for stage in STAGES), "wait_ms", "fetch_cpu_ms", "collate_cpu_ms", "in_flight", "reordering",
     "ready", "slowest_index", "slowest_ms", "indices",
 )  # fmt: skip

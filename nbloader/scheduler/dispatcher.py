@@ -10,7 +10,7 @@ idle worker or another iteration needs first, `Cancel` jobs of a closed iteratio
 poisoned batch. How far ahead batches are requested and when they move between workers is up to the `PrefetchPolicy`.
 
 A job is a batch, or a chunk of a batch if batches are chunked. Every job is in exactly one of the places above and is
-identified by (iteration, job number). A result for a job that has arrived before, or for an iteration that is closed,
+identified by (epoch, job number). A result for a job that has arrived before, or for an iteration that is closed,
 is rejected, so that a late message never duplicates a batch.
 """
 
@@ -24,9 +24,9 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from nbloader.batch.task import ChunkedBatch, Task
 from nbloader.sampling.shard_plan import ShardPlan
+from nbloader.scheduler.iteration import Delivery, IterationState
 from nbloader.scheduler.prefetch import PrefetchPolicy
 from nbloader.scheduler.reorder_buffer import ReorderBuffer
-from nbloader.scheduler.run_state import Delivery, IterationState
 
 R = TypeVar("R")
 
@@ -55,8 +55,8 @@ class Cancel(NamedTuple):
 
     worker: int
     """Unique number of the worker."""
-    run: int
-    """Number of the iteration."""
+    epoch: int
+    """Number of the epoch."""
     jobs: tuple[int, ...] | None
     """Job numbers; None for the whole iteration, including the worker's iterators over its shards."""
 
@@ -111,7 +111,7 @@ class WaitPlan(NamedTuple):
 
 
 _Key: TypeAlias = "tuple[int, int]"
-"""(iteration, job number)"""
+"""(epoch, job number)"""
 
 
 class Dispatcher(Generic[R]):
@@ -172,7 +172,7 @@ class Dispatcher(Generic[R]):
             if len(suspects) == 1 and suspects[0].deaths >= MAX_DEATHS:
                 (poisoned,) = suspects
         for task in held:
-            state = self.iterations.get(task.run)
+            state = self.iterations.get(task.epoch)
             if state is not None:
                 state.assigned -= 1
                 if task is not poisoned:
@@ -192,12 +192,12 @@ class Dispatcher(Generic[R]):
         """The jobs that a worker holds, in the order in which it processes them."""
         return list(self._held.get(worker, {}).values())
 
-    def delay(self, run: int) -> Delay:
+    def delay(self, epoch: int) -> Delay:
         """Return the batch that an iteration waits for, and the worker that delays it."""
-        state = self.iterations[run]
+        state = self.iterations[epoch]
         number = state.reorder.missing
         for worker, held in self._held.items():
-            if any((task.run, task.number) == (run, number) for task in held.values()):
+            if any((task.epoch, task.number) == (epoch, number) for task in held.values()):
                 return Delay(number, worker)
         for task in state.waiting:
             if task.number == number and (self.round_robin or state.shards is not None):
@@ -224,7 +224,7 @@ class Dispatcher(Generic[R]):
 
     def open_iteration(
         self,
-        run: int,
+        epoch: int,
         *,
         in_order: bool = True,
         first: int = 0,
@@ -236,7 +236,7 @@ class Dispatcher(Generic[R]):
         """Open an iteration; the others are parked until their consumers request batches again.
 
         Args:
-            run: Number of the iteration.
+            epoch: Number of the epoch.
             in_order: False delivers batches in the order of their arrival.
             first: Number of the first batch.
             shards: Shards of an iterable dataset; None for a map-style one.
@@ -246,25 +246,25 @@ class Dispatcher(Generic[R]):
         """
         revokes = [revoke for other in self.iterations for revoke in self.park(other)]
         buffer: ReorderBuffer[Delivery] = ReorderBuffer(in_order=in_order, first=first)
-        self.iterations[run] = IterationState(run, buffer, first, first, shards, chunk_size, join, on_empty)
+        self.iterations[epoch] = IterationState(epoch, buffer, first, first, shards, chunk_size, join, on_empty)
         return revokes
 
-    def close_iteration(self, run: int) -> Closed:
+    def close_iteration(self, epoch: int) -> Closed:
         """Forget an iteration."""
-        state = self.iterations.pop(run, None)
+        state = self.iterations.pop(epoch, None)
         if state is None:
             return Closed([], [])
         cancels = []
-        for worker, tasks in self._held_of(run, 0 if self.policy.cancels_begun else 1):
+        for worker, tasks in self._held_of(epoch, 0 if self.policy.cancels_begun else 1):
             jobs = tuple(task.job for task in tasks)
-            cancels.append(Cancel(worker, run, jobs))
+            cancels.append(Cancel(worker, epoch, jobs))
             for job in jobs:
-                del self._held[worker][run, job]
+                del self._held[worker][epoch, job]
         if not self.iterations:
             self.steps = self._owed = 0  # steps beyond the last batch of an epoch do not count for the next one
         if state.shards is not None:
             cancels = [
-                Cancel(worker, run, None) for worker in set(state.shards.worker_of.values()) if worker in self._held
+                Cancel(worker, epoch, None) for worker in set(state.shards.worker_of.values()) if worker in self._held
             ]
         return Closed(state.drain(), cancels)
 
@@ -277,39 +277,39 @@ class Dispatcher(Generic[R]):
         self._held.clear()
         self._outdated.clear()
 
-    def park(self, run: int) -> list[Revoke]:
+    def park(self, epoch: int) -> list[Revoke]:
         """Park an iteration: take back jobs that no worker has begun, so that another iteration goes first."""
-        state = self.iterations[run]
+        state = self.iterations[epoch]
         state.parked = True
         if state.shards is not None:
             return []  # taking a batch back and requesting it again later could cost its worker a new iterator
-        return self._unbegun_of(run)
+        return self._unbegun_of(epoch)
 
     def take_back(self) -> list[Revoke]:
         """Take back jobs that workers have not begun, if there is less memory than expected."""
-        return [revoke for run in self.iterations if self._movable(run) for revoke in self._unbegun_of(run)]
+        return [revoke for epoch in self.iterations if self._movable(epoch) for revoke in self._unbegun_of(epoch)]
 
-    def unpark(self, run: int) -> None:
+    def unpark(self, epoch: int) -> None:
         """Unpark an iteration whose consumer requests batches again."""
-        self.iterations[run].parked = False
+        self.iterations[epoch].parked = False
 
     # ---- requesting -----------------------------------------------------------------------------------------------
 
-    def room(self, run: int) -> int:
+    def room(self, epoch: int) -> int:
         """Return how many more batches fit into the window and its extension; at least one if none is outstanding."""
-        state = self.iterations[run]
+        state = self.iterations[epoch]
         return max(self.policy.window + state.extension, 1) - state.outstanding
 
-    def refill_size(self, run: int) -> int:
+    def refill_size(self, epoch: int) -> int:
         """Return how many batches to request from the sampler now."""
-        state = self.iterations.get(run)
+        state = self.iterations.get(epoch)
         if state is None:
             return 0
         extension, policy = state.extension, self.policy
         room = max(policy.window + extension, 1) - (state.added - state.taken)
         return room if state.fill else policy.refill_size(room, extension)
 
-    def extend_window(self, run: int) -> bool:
+    def extend_window(self, epoch: int) -> bool:
         """Let workers with short queues continue beyond the window while the next batch to deliver is delayed.
 
         With two batches per worker and an occasional slow batch, the other workers would soon be idle: in a simulation,
@@ -319,7 +319,7 @@ class Dispatcher(Generic[R]):
         Returns:
             Whether more batches may be added now.
         """
-        state = self.iterations.get(run)
+        state = self.iterations.get(epoch)
         if state is None or self.paused or state.waiting or not state.reorder.reordering or not self._held:
             return False
         policy = self.policy
@@ -334,19 +334,19 @@ class Dispatcher(Generic[R]):
         state.extension += min(room, policy.extension_step)
         return True
 
-    def add(self, run: int, indices: Any, seed: int) -> Task:
+    def add(self, epoch: int, indices: Any, seed: int) -> Task:
         """Add a batch from the sampler."""
-        state = self.iterations[run]
+        state = self.iterations[epoch]
         state.fill = False
         return state.add(indices, seed)
 
-    def free_worker(self, run: int) -> int | None:
+    def free_worker(self, epoch: int) -> int | None:
         """Return the only worker, if `add_to` can assign it a new batch of an iteration at once; else None.
 
         This requires that no batch is outstanding, batches are not chunked, the dataset is map-style, and neither the
         loader is paused nor the iteration parked.
         """
-        state = self.iterations.get(run)
+        state = self.iterations.get(epoch)
         if state is None or state.added != state.taken or state.parked or state.chunk_size or state.shards is not None:
             return None
         if self.paused or len(self._held) != 1:
@@ -354,10 +354,10 @@ class Dispatcher(Generic[R]):
         (worker,) = self._held
         return worker
 
-    def add_to(self, worker: int, run: int, indices: Any, seed: int) -> Task:
+    def add_to(self, worker: int, epoch: int, indices: Any, seed: int) -> Task:
         """Add a batch from the sampler and assign it to the free worker."""
-        task = self.iterations[run].add_assigned(indices, seed)
-        self._held[worker][run, task.job] = task
+        task = self.iterations[epoch].add_assigned(indices, seed)
+        self._held[worker][epoch, task.job] = task
         return task
 
     def deliver(self, worker: int, task: Task, outcome: R, now: int) -> Delivery | None:
@@ -367,13 +367,13 @@ class Dispatcher(Generic[R]):
             The delivery; None if `result` and `take` are needed instead: the loader is paused, the iteration is closed,
             the batch was taken back from the worker, or another batch is delivered first.
         """
-        state = self.iterations.get(task.run)
+        state = self.iterations.get(task.epoch)
         held = self._held.get(worker)
-        if state is None or held is None or self.paused or held.get((task.run, task.job)) is not task:
+        if state is None or held is None or self.paused or held.get((task.epoch, task.job)) is not task:
             return None
         if not state.reorder.pass_on(task.number):
             return None
-        del held[task.run, task.job]
+        del held[task.epoch, task.job]
         state.assigned -= 1
         state.taken += 1
         task.in_order = now
@@ -413,7 +413,7 @@ class Dispatcher(Generic[R]):
                 state.assigned += 1
                 load[worker] = load.pop(worker) + 1  # and to the end of the line
                 held = self._held[worker] = self._held.pop(worker)
-                held[task.run, task.job] = task
+                held[task.epoch, task.job] = task
                 assigned.setdefault(worker, []).append(task)
         return [Assign(worker, tasks) for worker, tasks in assigned.items()]
 
@@ -444,7 +444,7 @@ class Dispatcher(Generic[R]):
                 state.shards.assign(task.indices, worker)
             task.attempt += 1
             state.assigned += 1
-            self._held[worker][task.run, task.job] = task
+            self._held[worker][task.epoch, task.job] = task
             assigned.setdefault(worker, []).append(task)
         state.waiting = kept
 
@@ -510,8 +510,8 @@ class Dispatcher(Generic[R]):
         """
         held = self._held.get(worker, {})
         for task in tasks:
-            state = self.iterations.get(task.run)  # None: closed before the answer of another machine arrived
-            if held.pop((task.run, task.job), None) is not None and state is not None:
+            state = self.iterations.get(task.epoch)  # None: closed before the answer of another machine arrived
+            if held.pop((task.epoch, task.job), None) is not None and state is not None:
                 task.attempt -= 1
                 state.return_all([task])
 
@@ -523,34 +523,34 @@ class Dispatcher(Generic[R]):
             return
         begun = self.policy.begun
         for worker, held in self._held.items():
-            tasks = [task for task in itertools.islice(held.values(), begun, None) if self._movable(task.run)]
+            tasks = [task for task in itertools.islice(held.values(), begun, None) if self._movable(task.epoch)]
             if tasks:
                 yield worker, tasks
 
-    def _movable(self, run: int) -> bool:
-        state = self.iterations.get(run)
+    def _movable(self, epoch: int) -> bool:
+        state = self.iterations.get(epoch)
         return state is not None and state.shards is None and not state.parked and not self.round_robin
 
-    def _unbegun_of(self, run: int) -> list[Revoke]:
+    def _unbegun_of(self, epoch: int) -> list[Revoke]:
         """Return the jobs of an iteration that workers hold, except for those that they may have begun."""
-        return self._held_of(run, self.policy.begun)
+        return self._held_of(epoch, self.policy.begun)
 
-    def _held_of(self, run: int, begun: int) -> list[Revoke]:
+    def _held_of(self, epoch: int, begun: int) -> list[Revoke]:
         """Return the jobs of an iteration that workers hold, except for the first `begun` jobs of each worker."""
         found = [
-            Revoke(worker, [task for task in itertools.islice(held.values(), begun, None) if task.run == run])
+            Revoke(worker, [task for task in itertools.islice(held.values(), begun, None) if task.epoch == epoch])
             for worker, held in self._held.items()
         ]
         return [revoke for revoke in found if revoke.tasks]
 
     # ---- results --------------------------------------------------------------------------------------------------
 
-    def result(self, worker: int, run: int, job: int, outcome: R, now: int) -> Task | None:
+    def result(self, worker: int, epoch: int, job: int, outcome: R, now: int) -> Task | None:
         """Accept or reject the outcome of a job.
 
         Args:
             worker: Worker that sent the outcome.
-            run: Iteration of the job.
+            epoch: Epoch of the job.
             job: Number of the job.
             outcome: A payload or a failure.
             now: perf_counter ns.
@@ -560,8 +560,8 @@ class Dispatcher(Generic[R]):
             the caller discards the outcome.
         """
         held = self._held.get(worker)
-        task = None if held is None else held.pop((run, job), None)
-        state = self.iterations.get(run)
+        task = None if held is None else held.pop((epoch, job), None)
+        state = self.iterations.get(epoch)
         if state is None:
             return None
         if task is None:
@@ -573,10 +573,10 @@ class Dispatcher(Generic[R]):
         state.put(task, outcome, now)
         return task
 
-    def exhausted(self, worker: int, run: int, job: int, now: int) -> None:
+    def exhausted(self, worker: int, epoch: int, job: int, now: int) -> None:
         """Skip a batch that does not exist, since its worker found the shard exhausted."""
-        task = self._held.get(worker, {}).pop((run, job), None)
-        state = self.iterations.get(run)
+        task = self._held.get(worker, {}).pop((epoch, job), None)
+        state = self.iterations.get(epoch)
         if state is None or state.shards is None:
             return
         if task is None:
@@ -590,7 +590,7 @@ class Dispatcher(Generic[R]):
 
     def fail(self, task: Task, outcome: R, now: int) -> None:
         """Put an error in the place of a job that no worker holds."""
-        state = self.iterations.get(task.run)
+        state = self.iterations.get(task.epoch)
         if state is not None:
             state.put(task, outcome, now)
 
@@ -605,9 +605,9 @@ class Dispatcher(Generic[R]):
 
     # ---- delivering -----------------------------------------------------------------------------------------------
 
-    def take(self, run: int) -> Delivery | None:
+    def take(self, epoch: int) -> Delivery | None:
         """Take the next batch for the consumer; None if it has not arrived or the loader is paused."""
-        state = self.iterations[run]
+        state = self.iterations[epoch]
         if self.paused and not self.steps:
             return None
         delivery = state.take()
@@ -622,41 +622,41 @@ class Dispatcher(Generic[R]):
             self._owed += 1
         return delivery
 
-    def upcoming(self, run: int) -> int:
+    def upcoming(self, epoch: int) -> int:
         """Return the number of the next batch to deliver or, if none is ready, the lowest that has not arrived."""
-        reorder = self.iterations[run].reorder
+        reorder = self.iterations[epoch].reorder
         ready = reorder.peek(1)  # while the loader is paused, ready batches are not taken
         return ready[0].task.number if ready else reorder.missing
 
-    def outstanding(self, run: int) -> int:
+    def outstanding(self, epoch: int) -> int:
         """Return the number of batches added and not yet taken."""
-        return self.iterations[run].outstanding
+        return self.iterations[epoch].outstanding
 
-    def in_flight(self, run: int) -> int:
+    def in_flight(self, epoch: int) -> int:
         """Return the number of batches that workers hold, whole or in chunks."""
-        state = self.iterations[run]
+        state = self.iterations[epoch]
         if not state.chunk_size:
             return state.assigned
-        return len({task.number for held in self._held.values() for task in held.values() if task.run == run})
+        return len({task.number for held in self._held.values() for task in held.values() if task.epoch == epoch})
 
-    def plan_wait(self, run: int, *, first: bool) -> WaitPlan:
+    def plan_wait(self, epoch: int, *, first: bool) -> WaitPlan:
         """Plan how the consumer of an iteration waits.
 
         Args:
-            run: The iteration.
+            epoch: Number of the epoch.
             first: Whether the consumer has not slept for this batch yet.
         """
-        policy, state = self.policy, self.iterations[run]
+        policy, state = self.policy, self.iterations[epoch]
         producer = recheck = None
         if first and policy.fast:
-            producer = self.producer(run)
+            producer = self.producer(epoch)
         if producer is not None or self.can_steal():
             recheck = policy.recheck_after(one_producer=producer is not None)
         grouped = first and state.taken > 0 and not self.paused
         return WaitPlan(
-            number=self.upcoming(run),
+            number=self.upcoming(epoch),
             first=not state.taken,
-            refill=policy.prefetches and (self.refill_size(run) > 0 or self.extend_window(run)),
+            refill=policy.prefetches and (self.refill_size(epoch) > 0 or self.extend_window(epoch)),
             paused=self.paused,
             blocked=self.paused and not self.steps,
             producer=producer,
@@ -665,15 +665,15 @@ class Dispatcher(Generic[R]):
             unwatched=policy.unwatched(state.assigned) if grouped else 0.0,
         )
 
-    def producer(self, run: int) -> int | None:
+    def producer(self, epoch: int) -> int | None:
         """Return the worker that produces the next batch to deliver, if all others have a sufficient queue.
 
         With two workers and fast batches, one worker is always slightly ahead; a consumer that waited for both would
         wake up in vain for every second batch. The result is also None if no worker or several workers produce the
         batch, if another batch may be delivered first, and while the loader is paused.
         """
-        state = self.iterations[run]
-        key, producer = (run, state.reorder.missing), None
+        state = self.iterations[epoch]
+        key, producer = (epoch, state.reorder.missing), None
         if state.chunk_size or not state.reorder.in_order or self.paused:
             return None
         enough = self.policy.sufficient_queue

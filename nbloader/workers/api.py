@@ -230,7 +230,7 @@ class WorkerHandle:
         """
         status = self.status
         position, since, number = status.position, status.since, status.number
-        task = next((task for task in held if task.job == number and task.run == status.run), None)
+        task = next((task for task in held if task.job == number and task.epoch == status.epoch), None)
         if task is None or position < 0 or status.state != WorkerState.FETCHING:
             return None
         indices = task.indices
@@ -238,12 +238,12 @@ class WorkerHandle:
             return None
         return FetchProgress(task.number, since, min(position, len(indices)), len(indices))
 
-    def gauge(self, held: list[Task], runs: Collection[int], exit_reason: str, produced: int) -> WorkerGauge:
+    def gauge(self, held: list[Task], epochs: Collection[int], exit_reason: str, produced: int) -> WorkerGauge:
         """Return the current state of the worker. This reads its status and sends it no message.
 
         Args:
             held: The batches that the worker was given.
-            runs: Numbers of the iterations that are open.
+            epochs: Numbers of the epochs whose iterations are open.
             exit_reason: Why the previous worker with this id ended.
             produced: Number of batches produced by workers with this id.
         """
@@ -252,7 +252,7 @@ class WorkerHandle:
         at = None
         sample = None
         if number >= 0 and state != WorkerState.STARTING:
-            task = next((task for task in held if task.job == number and task.run == status.run), None)
+            task = next((task for task in held if task.job == number and task.epoch == status.epoch), None)
             at = number if task is None else task.number
             if task is not None and state == WorkerState.FETCHING:
                 sample = _sample(task.indices, status.position)
@@ -268,8 +268,8 @@ class WorkerHandle:
             stderr_tail=self.stderr_tail,
             cpu_percent=None,
             rss=None,
-            held=tuple(dict.fromkeys(task.number for task in held[:LISTED] if task.run in runs)),
-            left=at is not None and not (held and held[0].run in runs),
+            held=tuple(dict.fromkeys(task.number for task in held[:LISTED] if task.epoch in epochs)),
+            left=at is not None and not (held and held[0].epoch in epochs),
             made=produced,
             kind=self.kind,
             node=self.node,
@@ -353,7 +353,7 @@ class WorkerPool(ABC):
     """
 
     seeds: Mapping[int, int] = MappingProxyType({})
-    """The base seeds of the open iterations, by iteration number. The engine keeps them up to date."""
+    """The base seeds of the open iterations, by epoch. The engine keeps them up to date."""
 
     consumer: int = 0
     """Identifier of the thread that iterates over the loader. The engine keeps it up to date."""
@@ -415,12 +415,12 @@ class WorkerPool(ABC):
         """
 
     @abstractmethod
-    def cancel(self, uid: int, run: int, jobs: tuple[int, ...] | None) -> None:
+    def cancel(self, uid: int, epoch: int, jobs: tuple[int, ...] | None) -> None:
         """Tell a worker to drop tasks of an iteration that has ended. Tasks that it has begun may still be reported.
 
         Args:
             uid: The worker; it may have ended.
-            run: Number of the iteration.
+            epoch: Number of the epoch.
             jobs: Job numbers of the tasks; None for the whole iteration. In that case `ShardExhausted` is reported for
                 each task that is dropped, and the iterators over the shards of the iteration are released.
         """
@@ -478,11 +478,11 @@ class WorkerPool(ABC):
         """
         return []
 
-    def next_task(self, run: int) -> Task | None:  # noqa: ARG002 - for inline pools
+    def next_task(self, epoch: int) -> Task | None:  # noqa: ARG002 - for inline pools
         """Return the task that `run_next` would produce first; None if it would produce nothing."""
         return None
 
-    def run_next(self, run: int) -> bool:  # noqa: ARG002 - for inline pools
+    def run_next(self, epoch: int) -> bool:  # noqa: ARG002 - for inline pools
         """Produce the tasks of an iteration on this thread, at the point where a consumer would otherwise block.
 
         This is called without holding the engine's lock.
@@ -492,7 +492,7 @@ class WorkerPool(ABC):
         """
         return False
 
-    def produce_first(self, run: int) -> Produced | None:  # noqa: ARG002 - for inline pools
+    def produce_first(self, epoch: int) -> Produced | None:  # noqa: ARG002 - for inline pools
         """Produce the first task of an iteration like `run_next`, but leave the report to the caller.
 
         Returns:

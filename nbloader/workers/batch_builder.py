@@ -109,13 +109,13 @@ class BatchBuilder:
         from_memory = False
         if self._in_memory and task.parent is None:
             cpu_begin = _cpu_clock() if measured else 0
-            fetched = self._fetcher.from_memory(task.run, task.indices)
+            fetched = self._fetcher.from_memory(task.epoch, task.indices)
             from_memory = fetched is not None
         if fetched is None:
             seed(task.seed)
             cpu_begin = _cpu_clock() if measured else 0
             if self.iterable_fetcher is not None:
-                fetched = self.iterable_fetcher.fetch(task.run, task.indices)
+                fetched = self.iterable_fetcher.fetch(task.epoch, task.indices)
             else:
                 fetched = self._fetcher.fetch(task.indices)
         if fetched is None:
@@ -142,7 +142,7 @@ class BatchBuilder:
         end = _clock()
         self._slow = end - fetched.begin >= MEASURE_NS
         header = tuple.__new__(BatchHeader, (  # takes half as long as calling the class
-            task.run, task.number, 0, NO_SEGMENT, nbytes, 0, fetched.size, fetched.begin, fetched.end, end,
+            task.epoch, task.number, 0, NO_SEGMENT, nbytes, 0, fetched.size, fetched.begin, fetched.end, end,
             fetch_cpu, collate_cpu, fetched.slowest, fetched.slowest_ns,
         ))  # fmt: skip
         return LocalPayload(batch, header, self._worker, in_arena=written is not None, extras=extras)

@@ -104,11 +104,11 @@ class MapFetcher:
         self.in_memory = self._is_list or self._selector is not None
         """Whether `from_memory` may return samples. If not, it does not need to be called."""
 
-    def from_memory(self, run: int, indices: Any) -> FetchedBatch | None:
+    def from_memory(self, epoch: int, indices: Any) -> FetchedBatch | None:
         """Fetch the samples of one batch if they are in memory.
 
         Args:
-            run: Number of the iteration.
+            epoch: Number of the epoch.
             indices: A list of indices.
 
         Returns:
@@ -127,7 +127,7 @@ class MapFetcher:
                     raise
                 return None
         elif self._selector is not None:
-            samples = self._selector.select(self._dataset, indices, run, self._output)
+            samples = self._selector.select(self._dataset, indices, epoch, self._output)
         if samples is None:
             return None
         status = self._status

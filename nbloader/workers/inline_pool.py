@@ -117,7 +117,7 @@ class InlineHandle(WorkerHandle):
         self._on_kill = on_kill
         self._context = InlineContext()
         self._roots = setup.dataset, setup.collate_fn, setup.on_error
-        self._run = -1
+        self._epoch = -1
         self._seeding = Seeding()
         self._thread: ConsumerThread | None = None
         self._lines = ThreadSampler(BatchBuilder.build.__code__)
@@ -156,11 +156,11 @@ class InlineHandle(WorkerHandle):
         status = self.status
         if self._thread is None or self._thread.ident != get_ident():
             self._thread = ConsumerThread(get_ident(), threading.get_native_id())
-        status.run, status.number = task.run, task.job
+        status.epoch, status.number = task.epoch, task.job
         generators = rng.LazyRandomState()
         try:
-            if task.run != self._run:
-                self._run, self._seeding = task.run, Seeding(*self._roots)
+            if task.epoch != self._epoch:
+                self._epoch, self._seeding = task.epoch, Seeding(*self._roots)
             outcome = self._builder.build_outcome(task, self._seeding.after(generators.seed))
         except WorkerAbandonedError:
             return None
@@ -169,8 +169,8 @@ class InlineHandle(WorkerHandle):
             status.state, status.number = WorkerState.IDLE, -1
             self._context.restore()
         if outcome is None:
-            return ShardExhausted(self.uid, task.run, task.job)
-        return BatchDone(self.uid, task.run, task.job, outcome, self._builder.failed_samples)
+            return ShardExhausted(self.uid, task.epoch, task.job)
+        return BatchDone(self.uid, task.epoch, task.job, outcome, self._builder.failed_samples)
 
 
 class Job(NamedTuple):
@@ -242,23 +242,23 @@ class InlinePool(WorkerPool):
         for task in tasks:
             if task.parent is not None:
                 provide_arena(task, self._output)
-            queue = self._queues.get(task.run)
+            queue = self._queues.get(task.epoch)
             if queue is None:
-                for run in [run for run, old in self._queues.items() if not old]:
-                    del self._queues[run]
-                queue = self._queues[task.run] = collections.deque()
+                for epoch in [epoch for epoch, old in self._queues.items() if not old]:
+                    del self._queues[epoch]
+                queue = self._queues[task.epoch] = collections.deque()
             queue.append(_new(Job, (handle, task)))
         return []
 
-    def next_task(self, run: int) -> Task | None:
+    def next_task(self, epoch: int) -> Task | None:
         """See `WorkerPool`."""
-        queue = self._queues.get(run)
+        queue = self._queues.get(epoch)
         try:
             return queue[0].task if queue else None
         except IndexError:  # cancelled just now
             return None
 
-    def run_next(self, run: int) -> bool:
+    def run_next(self, epoch: int) -> bool:
         """Produce the queued batches of an iteration on this thread. Called without holding the engine's lock.
 
         Each message is reported before its job leaves the queue, so an interrupt at any moment loses no batch. At worst
@@ -267,14 +267,14 @@ class InlinePool(WorkerPool):
         Returns:
             Whether `poll` has something to report.
         """
-        while (produced := self.produce_first(run)) is not None:
+        while (produced := self.produce_first(epoch)) is not None:
             produced.report()
             produced.release()
         return bool(self._messages)
 
-    def produce_first(self, run: int) -> ProducedJob | None:
+    def produce_first(self, epoch: int) -> ProducedJob | None:
         """See `WorkerPool`."""
-        queue = self._queues.get(run)
+        queue = self._queues.get(epoch)
         try:
             job = queue[0] if queue else None
         except IndexError:  # cancelled just now
@@ -286,19 +286,19 @@ class InlinePool(WorkerPool):
             message = worker.produce(task)
         except BaseException:
             if worker.iterable_fetcher is not None:  # the iterator may have advanced: the next batch continues there
-                self._messages.append(BatchDone(worker.uid, task.run, task.job, EmptyBatch()))
+                self._messages.append(BatchDone(worker.uid, task.epoch, task.job, EmptyBatch()))
             raise
         return _new(ProducedJob, (task, message, job, queue, self._messages))
 
-    def cancel(self, uid: int, run: int, jobs: tuple[int, ...] | None) -> None:
+    def cancel(self, uid: int, epoch: int, jobs: tuple[int, ...] | None) -> None:
         """See `WorkerPool`. If `jobs` is None, this also drops the iterators over the shards of the iteration."""
-        queue = self._queues.get(run)
+        queue = self._queues.get(epoch)
         for job in list(queue or ()):
             if queue is not None and job.worker.uid == uid and (jobs is None or job.task.job in jobs):
                 _remove(queue, job)
         handle = self._handles.get(uid)
         if jobs is None and handle is not None and handle.iterable_fetcher is not None:
-            handle.iterable_fetcher.forget(run)
+            handle.iterable_fetcher.forget(epoch)
 
     def poll(self, timeout: float | None) -> list[WorkerMessage]:  # noqa: ARG002
         """Return the messages. Never waits, and never runs the user's code."""

@@ -36,11 +36,11 @@ CopyDataset: TypeAlias = "Callable[[], tuple[Any, Callable[[int], Any] | None]]"
 class ReportState(Protocol):
     """Takes the state of an iterator."""
 
-    def __call__(self, run: int, shard: int, position: int, state: str | None, problem: str, /) -> None:
+    def __call__(self, epoch: int, shard: int, position: int, state: str | None, problem: str, /) -> None:
         """Report a state.
 
         Args:
-            run: Number of the iteration.
+            epoch: Number of the epoch.
             shard: The shard.
             position: Number of batches produced so far.
             state: JSON; None if the state cannot be saved.
@@ -149,11 +149,11 @@ class IterableFetcher:
         self._on_error: OnError = on_error
         self._report_state = report_state
         self._seeded = seeded
-        self._iterators: dict[tuple[int, int], ShardIterator] = {}  # by run and shard
+        self._iterators: dict[tuple[int, int], ShardIterator] = {}  # by epoch and shard
         self._name = type(dataset).__name__
         self._warned = False
 
-    def fetch(self, run: int, ticket: Ticket) -> FetchedBatch | None:
+    def fetch(self, epoch: int, ticket: Ticket) -> FetchedBatch | None:
         """Fetch the samples of one batch. Return None if the shard has no such batch.
 
         This is not signalled by an exception, because the user's code could raise one of the same type.
@@ -163,10 +163,10 @@ class IterableFetcher:
         """
         if ticket.exhausted:
             return None
-        iterator = self._iterators.get((run, ticket.shard))
+        iterator = self._iterators.get((epoch, ticket.shard))
         if iterator is None or iterator.position > ticket.position:
-            self._iterators.pop((run, ticket.shard), None)
-            iterator = self._iterators[run, ticket.shard] = self._open(ticket)
+            self._iterators.pop((epoch, ticket.shard), None)
+            iterator = self._iterators[epoch, ticket.shard] = self._open(ticket)
         else:
             self._context.set_worker_info(iterator.info)
         while iterator.position < ticket.position:
@@ -187,7 +187,7 @@ class IterableFetcher:
         if self._watch is not None:
             self._look(ticket, iterator, batch)
         if iterator.source is not None and _clock() - iterator.reported >= STATE_SHARE * iterator.reporting_ns:
-            self._report(run, ticket.shard, iterator)
+            self._report(epoch, ticket.shard, iterator)
         return batch
 
     def _look(self, ticket: Ticket, iterator: ShardIterator, batch: FetchedBatch) -> None:
@@ -200,11 +200,11 @@ class IterableFetcher:
         name = type(vars(iterator.info)["dataset"]).__name__
         watch.look(name, ticket.shard, iterator.position - 1, samples, last=iterator.exhausted)
 
-    def forget(self, run: int) -> None:
+    def forget(self, epoch: int) -> None:
         """Drop the iterators of an iteration that has ended."""
-        for of_run, shard in list(self._iterators):
-            if of_run == run:
-                del self._iterators[of_run, shard]
+        for of_epoch, shard in list(self._iterators):
+            if of_epoch == epoch:
+                del self._iterators[of_epoch, shard]
 
     def close(self) -> None:
         """Drop all iterators. A generator that is suspended in a `with` block leaves it, and releases its locks."""
@@ -253,7 +253,7 @@ class IterableFetcher:
             log.debug("batch %d of shard %d raised again while it was skipped", position, ticket.shard, exc_info=True)
             return True
 
-    def _report(self, run: int, shard: int, iterator: ShardIterator) -> None:
+    def _report(self, epoch: int, shard: int, iterator: ShardIterator) -> None:
         begin = _clock()
         name = "dataset" if iterator.source is not iterator.iterator else "iterator"
         what = f"{type(iterator.source).__name__}.state_dict()"
@@ -262,7 +262,7 @@ class IterableFetcher:
             text, problem = as_json({name: iterator.source.state_dict()}, what)
         except Exception as error:  # noqa: BLE001 - the user's code: the method may even take other arguments
             problem = f"{what} raised {type(error).__name__}: {error}"
-        self._report_state(run, shard, iterator.position, text, problem)
+        self._report_state(epoch, shard, iterator.position, text, problem)
         iterator.reported = _clock()
         took = iterator.reported - begin
         # Limit the effect of a single slow report, such as one that was interrupted.

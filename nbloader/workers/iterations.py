@@ -152,7 +152,7 @@ class Iterations:
         self._pristine: Snapshot | None = None
         """Snapshot of the last copy when it was made; None if making a copy is fast."""
         parts = self._load(imports=True)
-        self._run: int | None = None
+        self._epoch: int | None = None
         when_imported("torch", _set_up_torch)
         self.current = self._begin(parts, start.seed)
         self.round_robin = self.current.seeded or (
@@ -161,44 +161,44 @@ class Iterations:
         )
         """Whether the worker draws from generators that are not seeded for each batch."""
 
-    def announce(self, run: int, seed: int, open_runs: tuple[int, ...]) -> None:
+    def announce(self, epoch: int, seed: int, open_epochs: tuple[int, ...]) -> None:
         """Register the iteration that the next tasks belong to.
 
         Args:
-            run: Number of the iteration.
+            epoch: Number of the epoch.
             seed: The base seed of its epoch.
-            open_runs: Numbers of all iterations that have not ended. The state of all others is released.
+            open_epochs: Numbers of all epochs whose iterations have not ended. The state of all others is released.
         """
-        self._seeds[run] = seed
-        for ended in [old for old in self._seeds if old != run and old not in open_runs]:
+        self._seeds[epoch] = seed
+        for ended in [old for old in self._seeds if old != epoch and old not in open_epochs]:
             del self._seeds[ended]
-            if ended != self._run:
+            if ended != self._epoch:
                 self._open.pop(ended, None)
 
-    def switch(self, run: int) -> Iteration:
+    def switch(self, epoch: int) -> Iteration:
         """Make this the current iteration, and return its state.
 
         Raises:
             Exception: Whatever rebuilding the dataset or `worker_init_fn` raises.
         """
-        before, of_run = self.current, self._run
-        self._run = run
+        before, of_epoch = self.current, self._epoch
+        self._epoch = epoch
         if not self._fresh:
             return before
-        seed = self._seeds.get(run, before.seed)
-        if of_run is None and seed == before.seed:  # the iteration was begun when the worker started
-            self._open[run] = before
+        seed = self._seeds.get(epoch, before.seed)
+        if of_epoch is None and seed == before.seed:  # the iteration was begun when the worker started
+            self._open[epoch] = before
             return before
-        if of_run is not None and of_run not in self._seeds:
-            self._open.pop(of_run, None)
+        if of_epoch is not None and of_epoch not in self._seeds:
+            self._open.pop(of_epoch, None)
         elif before.seeded:
             before.generators = rng.PreservedRandomState()
             before.generators.save()
-        iteration = self._open.get(run)
+        iteration = self._open.get(epoch)
         if iteration is None:
-            unused = None if of_run in self._open else before.parts
+            unused = None if of_epoch in self._open else before.parts
             del before
-            iteration = self._open[run] = self._begin(self._next_parts(unused), seed)
+            iteration = self._open[epoch] = self._begin(self._next_parts(unused), seed)
         else:
             ProcessContext().set_worker_info(iteration.info)
             if iteration.generators is not None:

@@ -79,7 +79,7 @@ class BatchDone:
     """The worker produced a batch (or a chunk of one), or failed to."""
 
     uid: int
-    run: int
+    epoch: int
     number: int
     """Job number of the batch or the chunk."""
     outcome: BatchOutcome
@@ -92,7 +92,7 @@ class ShardExhausted:
     """The shard of this batch is exhausted, so the batch does not exist."""
 
     uid: int
-    run: int
+    epoch: int
     number: int
 
 
@@ -101,7 +101,7 @@ class ShardAdvanced:
     """The position of the worker's iterator over a shard, and how to return to it."""
 
     uid: int
-    run: int
+    epoch: int
     shard: int
     position: int
     """Batches produced so far."""

@@ -257,7 +257,7 @@ class ProcessHandle(WorkerHandle):
         self.stderr = OutputTail()
         self.failed_samples: list[SampleFailure] = []
         """Samples that were skipped or replaced in the next batch that the worker sends."""
-        self.run = -1
+        self.epoch = -1
         """The iteration of the last task that was sent to the worker."""
         self.environment: Environment | None = None
         """The environment that the worker last took over from the notebook; None if it does not follow changes at the
@@ -314,7 +314,7 @@ class ProcessHandle(WorkerHandle):
         status = self.status
         if status.state == WorkerState.STARTING:
             return []
-        return [task for task in held[:1] if (task.run, task.job) == (status.run, status.number)]
+        return [task for task in held[:1] if (task.epoch, task.job) == (status.epoch, status.number)]
 
     def leave(self) -> None:
         """See `WorkerHandle`."""
@@ -342,7 +342,7 @@ def dump_task(task: Task, returned: list[int], slot: ChunkSlot | None = None, *,
     """
     indices = pack_indices(task.indices, by_name=by_name)
     sent = indices if slot is None else slot._replace(indices=indices)
-    return pickle.dumps((task.run, task.job, sent, task.seed, returned, task.sequence, task.deaths), 5)
+    return pickle.dumps((task.epoch, task.job, sent, task.seed, returned, task.sequence, task.deaths), 5)
 
 
 # ---- the pool -----------------------------------------------------------------------------------------------------
@@ -608,24 +608,24 @@ class ProcessPool(WorkerPool):
             else:
                 returned = []
                 handle.revoker.next_number += 1
-                if task.run != handle.run:
-                    handle.run = task.run
-                    frames.append((Kind.ITERATION, self._announcement(handle, task.run)))
+                if task.epoch != handle.epoch:
+                    handle.epoch = task.epoch
+                    frames.append((Kind.ITERATION, self._announcement(handle, task.epoch)))
                 frames.append((_TASK, message))
         segments.returned.extend(returned)  # not empty only if no task was sent
         if frames:
             self._send(handle, *frames)
         return refused
 
-    def _announcement(self, handle: ProcessHandle, run: int) -> bytes:
+    def _announcement(self, handle: ProcessHandle, epoch: int) -> bytes:
         """Pickle the message that precedes the first task of an iteration: its seed, and any change of environment."""
         changed = None
         if handle.environment is not None:
-            if self._environment_of != run:  # read once per iteration for all workers
-                self._environment_of, self._environment = run, self._find_environment()
+            if self._environment_of != epoch:  # read once per iteration for all workers
+                self._environment_of, self._environment = epoch, self._find_environment()
             if handle.environment != self._environment:
                 handle.environment = changed = self._environment
-        return pickle.dumps((run, self.seeds.get(run, 0), tuple(self.seeds), changed), 5)
+        return pickle.dumps((epoch, self.seeds.get(epoch, 0), tuple(self.seeds), changed), 5)
 
     def learn_layout(self, payload: BatchPayload) -> None:
         """See `WorkerPool`."""
@@ -681,10 +681,10 @@ class ProcessPool(WorkerPool):
         revoked = handle.revoker.revoke([task.sequence for task in tasks])
         return [task for task in tasks if task.sequence in revoked]
 
-    def cancel(self, uid: int, run: int, jobs: tuple[int, ...] | None) -> None:
+    def cancel(self, uid: int, epoch: int, jobs: tuple[int, ...] | None) -> None:
         """See `WorkerPool`."""
         if uid in self._handles:
-            self._send(self._handles[uid], (Kind.CANCEL, pickle.dumps((run, jobs))))
+            self._send(self._handles[uid], (Kind.CANCEL, pickle.dumps((epoch, jobs))))
 
     def _send(self, handle: ProcessHandle, *frames: tuple[Kind, bytes], fds: tuple[int, ...] = ()) -> None:
         """Send frames to a worker. If the worker has died in the meantime, `poll` will report that.
@@ -753,7 +753,7 @@ class ProcessPool(WorkerPool):
             if kind == _BATCH:
                 payload = SegmentPayload(handle, body, received)
                 header = payload.header
-                messages.append(BatchDone(uid, header.run, header.number, payload, handle.take_failed_samples()))
+                messages.append(BatchDone(uid, header.epoch, header.number, payload, handle.take_failed_samples()))
             elif kind in (Kind.SEGMENT, Kind.DROP):
                 self._read_segments(handle, kind, body)
             elif kind == Kind.LAYOUT:
@@ -787,21 +787,21 @@ class ProcessPool(WorkerPool):
     @staticmethod
     def _read_shard(handle: ProcessHandle, kind: int, body: Bytes) -> WorkerMessage:
         if kind == Kind.END:
-            run, number = pickle.loads(body)
-            return ShardExhausted(handle.uid, run, number)
-        run, shard, position, state, problem = pickle.loads(body)
-        return ShardAdvanced(handle.uid, run, shard, position, state, problem)
+            epoch, number = pickle.loads(body)
+            return ShardExhausted(handle.uid, epoch, number)
+        epoch, shard, position, state, problem = pickle.loads(body)
+        return ShardAdvanced(handle.uid, epoch, shard, position, state, problem)
 
     def _read_failure(self, handle: ProcessHandle, kind: int, body: Bytes) -> Iterator[BatchDone]:
         if kind == Kind.ERROR:
-            run, number, stage, position, error = pickle.loads(body)
+            epoch, number, stage, position, error = pickle.loads(body)
             failure = WorkerFailure(handle.worker, handle.pid, stage, position, error.with_source_lines())
-            yield BatchDone(handle.uid, run, number, failure, handle.take_failed_samples())
+            yield BatchDone(handle.uid, epoch, number, failure, handle.take_failed_samples())
         else:
-            run, number, left, failed = pickle.loads(body)
+            epoch, number, left, failed = pickle.loads(body)
             handle.failed_samples = [failure.with_source_lines() for failure in failed]
             if not left:
-                yield BatchDone(handle.uid, run, number, EmptyBatch(), handle.take_failed_samples())
+                yield BatchDone(handle.uid, epoch, number, EmptyBatch(), handle.take_failed_samples())
 
     def _read_lifeline(self, handle: ProcessHandle, fd: int, messages: list[WorkerMessage]) -> None:
         if handle.child is not None:

@@ -211,7 +211,7 @@ class HungUpError(Exception):
 class TaskMessage(NamedTuple):
     """The body of a TASK frame. It is sent as a plain tuple, which is smaller."""
 
-    run: int
+    epoch: int
     number: int
     """Job number of the batch or chunk."""
     indices: Any
@@ -259,7 +259,7 @@ class WorkerLoop:
         self._status = status
         self._claims = claims
         self._iterations = iterations
-        self._run = -1
+        self._epoch = -1
         dataset, collate_fn, _worker_init_fn, on_error = iterations.current.parts
         self._iterable_fetcher: IterableFetcher | None = None
         self._encoder = BatchEncoder(start, collate_fn, self._send)
@@ -316,7 +316,7 @@ class WorkerLoop:
         self._process_cancels()
         while True:
             task = self._next_task()
-            if task.run != self._run and not self._switch(task.run):
+            if task.epoch != self._epoch and not self._switch(task.epoch):
                 return
             try:
                 if not self._seeded:
@@ -331,12 +331,12 @@ class WorkerLoop:
             if self._draws is not None:
                 self._look_for_faults()
 
-    def _switch(self, run: int) -> bool:
+    def _switch(self, epoch: int) -> bool:
         """Switch to the tasks of another iteration. Return False if it cannot begin; the failure has been reported."""
-        self._run = run
+        self._epoch = epoch
         before = self._iterations.current
         try:
-            iteration = self._iterations.switch(run)
+            iteration = self._iterations.switch(epoch)
         except Exception as error:  # noqa: BLE001 - whatever the user's code raises goes to the notebook
             self._send(Kind.INIT_ERROR, pickle.dumps(describe(error)))
             return False
@@ -373,7 +373,7 @@ class WorkerLoop:
             task = _read_task(body)
             self._encoder.give_back(task.returned)
             if task.sequence <= self._claims.unrevoked or self._claims.claim(task.sequence):
-                status.run, status.number = task.run, task.number
+                status.epoch, status.number = task.epoch, task.number
                 return task
 
     def _receive(self, *, wait: bool) -> None:
@@ -392,24 +392,26 @@ class WorkerLoop:
             if kind != _CANCEL:
                 self._process_note(kind, body)
                 continue
-            run, numbers = pickle.loads(body)
+            epoch, numbers = pickle.loads(body)
             if numbers is None and self._iterable_fetcher is not None:
-                self._iterable_fetcher.forget(run)
+                self._iterable_fetcher.forget(epoch)
             if self.samples is not None:
-                self.samples.cancel(run, numbers)
-            dropped = [task for _body, task in kept if task.run == run and (numbers is None or task.number in numbers)]
+                self.samples.cancel(epoch, numbers)
+            dropped = [
+                task for _body, task in kept if task.epoch == epoch and (numbers is None or task.number in numbers)
+            ]
             for task in dropped:
                 self._encoder.give_back(task.returned)
                 if numbers is None:  # the scheduler counts one of them as begun, and waits for its report
-                    self._send(Kind.END, pickle.dumps((task.run, task.number)))
+                    self._send(Kind.END, pickle.dumps((task.epoch, task.number)))
             kept = [(body, task) for body, task in kept if task not in dropped]
         self._pending = deque((_TASK, body) for body, _task in kept)
 
     def _process_note(self, kind: int, body: Bytes) -> None:
         """Process a frame about segments, about the arenas of chunks, or about an iteration."""
         if kind == Kind.ITERATION:
-            run, seed, open_runs, environment = pickle.loads(body)
-            self._iterations.announce(run, seed, open_runs)
+            epoch, seed, open_epochs, environment = pickle.loads(body)
+            self._iterations.announce(epoch, seed, open_epochs)
             if environment is not None:
                 environment.install()
             return
@@ -435,13 +437,13 @@ class WorkerLoop:
             indices = self._load(indices)
         measured = self._slow or not task.sequence % MEASURE_CPU_EVERY
         cpu_begin = _cpu_clock() if measured else 0
-        fetched = self._fetch(task.run, indices, whole=slot is None)
+        fetched = self._fetch(task.epoch, indices, whole=slot is None)
         if fetched is None:
-            self._send(Kind.END, pickle.dumps((task.run, task.number)))
+            self._send(Kind.END, pickle.dumps((task.epoch, task.number)))
             return
         cpu_fetched = _cpu_clock() if measured else 0
         if fetched.failed:
-            self._send(Kind.SAMPLE_FAILURES, pickle.dumps((task.run, task.number, fetched.size > 0, fetched.failed)))
+            self._send(Kind.SAMPLE_FAILURES, pickle.dumps((task.epoch, task.number, fetched.size > 0, fetched.failed)))
             if not fetched.size:
                 return
         status.state, status.since = _COLLATING, fetched.end
@@ -462,8 +464,8 @@ class WorkerLoop:
             self._send(Kind.STACKS, pickle.dumps(self._lines.take(end), 5))
         flush(sys.stdout)
         header = pack_header(  # the fields of BatchHeader
-            task.run, task.number, layout, segment, nbytes, len(extras), fetched.size, fetched.begin, fetched.end, end,
-            fetch_cpu, collate_cpu, fetched.slowest, fetched.slowest_ns,
+            task.epoch, task.number, layout, segment, nbytes, len(extras), fetched.size, fetched.begin, fetched.end,
+            end, fetch_cpu, collate_cpu, fetched.slowest, fetched.slowest_ns,
         )  # fmt: skip
         if segment == NO_SEGMENT:
             self._send(_BATCH, header, extras, memory)
@@ -486,12 +488,12 @@ class WorkerLoop:
         status.state, status.since, status.position = WorkerState.FETCHING, _clock(), -1
         return indices.load()
 
-    def _fetch(self, run: int, indices: Any, *, whole: bool) -> FetchedBatch | None:
+    def _fetch(self, epoch: int, indices: Any, *, whole: bool) -> FetchedBatch | None:
         """Fetch the samples of a batch or chunk. Return None if the shard of this worker has no such batch."""
         if self._iterable_fetcher is not None:
-            return self._iterable_fetcher.fetch(run, indices)
+            return self._iterable_fetcher.fetch(epoch, indices)
         fetcher = self._map_fetcher
-        return (fetcher.from_memory(run, indices) if whole and fetcher.in_memory else None) or fetcher.fetch(indices)
+        return (fetcher.from_memory(epoch, indices) if whole and fetcher.in_memory else None) or fetcher.fetch(indices)
 
     @property
     def _chunks(self) -> ChunkWriter:
@@ -516,15 +518,15 @@ class WorkerLoop:
             self._hung_up = True
             raise HungUpError from error
 
-    def _report_state(self, run: int, shard: int, position: int, state: str | None, problem: str) -> None:
-        self._send(Kind.STATE, pickle.dumps((run, shard, position, state, problem)))
+    def _report_state(self, epoch: int, shard: int, position: int, state: str | None, problem: str) -> None:
+        self._send(Kind.STATE, pickle.dumps((epoch, shard, position, state, problem)))
 
     def _report_error(self, task: TaskMessage, error: Exception) -> None:
         fetching = self._status.state == WorkerState.FETCHING
         position = self._status.position if fetching and self._batched else -1
         flush(sys.stdout)
         stage = "fetch" if fetching else "collate"
-        self._send(Kind.ERROR, pickle.dumps((task.run, task.number, stage, position, describe(error))))
+        self._send(Kind.ERROR, pickle.dumps((task.epoch, task.number, stage, position, describe(error))))
 
 
 class ConcurrentWorkerLoop:
@@ -591,18 +593,18 @@ class ConcurrentWorkerLoop:
             task = _read_task(body)
             worker._encoder.give_back(task.returned)
             indices = task.indices.indices if isinstance(task.indices, worker._slot_types) else task.indices
-            return QueuedBatch(task, task.run, task.number, indices, task.seed, task.deaths >= ALONE_AFTER)
+            return QueuedBatch(task, task.epoch, task.number, indices, task.seed, task.deaths >= ALONE_AFTER)
         return None
 
     def claim(self, task: TaskMessage) -> bool:
         """See `BatchSource`."""
         return self._worker._claims.claim(task.sequence)
 
-    def switch(self, run: int) -> bool:
+    def switch(self, epoch: int) -> bool:
         """See `BatchSource`."""
         worker = self._worker
         rng.thread_local.generators = None  # the global generators are seeded, for `worker_init_fn`
-        if not worker._switch(run):
+        if not worker._switch(epoch):
             return False
         iterations = worker._iterations
         iteration = iterations.current

@@ -62,7 +62,7 @@ class QueuedBatch(NamedTuple):
 
     task: Any
     """The task object of the source, which is passed back to it."""
-    run: int
+    epoch: int
     job: int
     indices: Any
     """A list of indices; a single index if batching is off. As they were sent to the worker (`load_indices`)."""
@@ -89,7 +89,7 @@ class BatchSource(Protocol):
     def claim(self, task: Any) -> bool:
         """Claim a batch that was taken from the queue. Return False if the batch was revoked."""
 
-    def switch(self, run: int) -> bool:
+    def switch(self, epoch: int) -> bool:
         """Begin another iteration. Return False if that failed; the failure has then been reported."""
 
     def produce(self, task: Any) -> None:
@@ -201,11 +201,11 @@ class SampleLoop:
         """The datasets that were used and have not been closed."""
         self._on_error: OnError = "raise"
         self._at_once = False
-        self._run: int | None = None
+        self._epoch: int | None = None
         self._running = 0
         """Number of samples that are running."""
         self._begun: dict[tuple[int, int], BegunBatch] = {}
-        """The batches that are being fetched, by run and job, in the order in which they were begun."""
+        """The batches that are being fetched, by epoch and job, in the order in which they were begun."""
         self._starting: BegunBatch | None = None
         """The batch that has samples that were not started yet."""
         self._next: QueuedBatch | None = None
@@ -292,10 +292,10 @@ class SampleLoop:
                 self._next = None
                 if not self._source.claim(queued.task):
                     continue
-                if queued.run != self._run:
-                    if not self._source.switch(queued.run):
+                if queued.epoch != self._epoch:
+                    if not self._source.switch(queued.epoch):
                         return False
-                    self._run = queued.run
+                    self._epoch = queued.epoch
                 batch = self._begin(queued)
                 if batch is None:
                     continue
@@ -304,7 +304,7 @@ class SampleLoop:
 
     def _may_begin(self, queued: QueuedBatch) -> bool:
         first = next(itertools.chain(self._begun.values(), self._done), None)
-        return first is None or (queued.run == self._run and not queued.alone and not first.queued.alone)
+        return first is None or (queued.epoch == self._epoch and not queued.alone and not first.queued.alone)
 
     def _begin(self, queued: QueuedBatch) -> BegunBatch | None:
         """Begin a batch. Return None if it is already complete: without samples, or with indices that are an error."""
@@ -319,7 +319,7 @@ class SampleLoop:
             indices = indices.array.tolist()
         elif not isinstance(indices, list):
             indices = list(indices)
-        batch = self._begun[queued.run, queued.job] = BegunBatch(queued, indices)
+        batch = self._begun[queued.epoch, queued.job] = BegunBatch(queued, indices)
         if error is not None or not indices:
             batch.error = error
             self._finish(batch)
@@ -452,7 +452,7 @@ class SampleLoop:
         batch.tasks.clear()
         self._running -= batch.running
         batch.running = 0
-        self._begun.pop((batch.queued.run, batch.queued.job), None)
+        self._begun.pop((batch.queued.epoch, batch.queued.job), None)
         if self._starting is batch:
             self._starting = None
 
@@ -460,16 +460,16 @@ class SampleLoop:
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
 
-    def cancel(self, run: int, jobs: Collection[int] | None) -> None:
+    def cancel(self, epoch: int, jobs: Collection[int] | None) -> None:
         """Drop batches of an iteration that has ended. Their samples are cancelled, and nothing is reported.
 
         Args:
-            run: Number of the iteration.
+            epoch: Number of the epoch.
             jobs: Job numbers of the batches; None for all batches of the iteration.
         """
 
         def dropped(queued: QueuedBatch) -> bool:
-            return queued.run == run and (jobs is None or queued.job in jobs)
+            return queued.epoch == epoch and (jobs is None or queued.job in jobs)
 
         for batch in [batch for batch in self._begun.values() if dropped(batch.queued)]:
             self._close(batch)
@@ -480,13 +480,13 @@ class SampleLoop:
     def _hand_over(self, batch: BegunBatch) -> None:
         """Collate and send a batch that is complete."""
         self._produced = batch
-        self._status.run, self._status.number = batch.queued.run, batch.queued.job
+        self._status.epoch, self._status.number = batch.queued.epoch, batch.queued.job
         seed_task(batch.queued.seed)
         self._source.produce(batch.queued.task)
         self._produced = None
         self._cpu_used = self._cpu_clock()
 
-    def from_memory(self, _run: int, _indices: Any) -> None:
+    def from_memory(self, _epoch: int, _indices: Any) -> None:
         """See `MapFetcher`. Samples of an asynchronous dataset are never in memory."""
 
     def fetch(self, _indices: Any) -> FetchedBatch:
@@ -524,7 +524,7 @@ class SampleLoop:
             status.state, status.number, status.since = WorkerState.IDLE, -1, _clock()
             return
         status.position = next(iter(batch.tasks), AT_ONCE)
-        status.run, status.number, status.since = batch.queued.run, batch.queued.job, batch.begin
+        status.epoch, status.number, status.since = batch.queued.epoch, batch.queued.job, batch.begin
         status.state = WorkerState.FETCHING
 
     def awaited(self) -> Any:

@@ -39,8 +39,8 @@ class WorkerStatus(Protocol):
 
     state: int
     """A `WorkerState`."""
-    run: int
-    """Number of the iteration that the batch belongs to."""
+    epoch: int
+    """Number of the epoch that the batch belongs to."""
     number: int
     """Number of the batch or chunk; -1 if there is none."""
     since: int
@@ -61,7 +61,7 @@ class SharedStatus(ctypes.Structure):
 
     _fields_ = (
         ("state", ctypes.c_int64),
-        ("run", ctypes.c_int64),
+        ("epoch", ctypes.c_int64),
         ("number", ctypes.c_int64),
         ("since", ctypes.c_int64),
         ("position", ctypes.c_int64),
@@ -73,7 +73,7 @@ class SharedStatus(ctypes.Structure):
     )
 
     state: int
-    run: int
+    epoch: int
     number: int
     since: int
     position: int
@@ -108,11 +108,11 @@ class LocalStatus:
     A thread cannot be killed. `abandon()` makes it stop before its next sample instead.
     """
 
-    __slots__ = ("_left", "_position", "_size", "abandoned", "number", "pid", "run", "since", "state")
+    __slots__ = ("_left", "_position", "_size", "abandoned", "epoch", "number", "pid", "since", "state")
 
     def __init__(self, pid: int, state: int = WorkerState.STARTING) -> None:
         self.state = state
-        self.run = 0
+        self.epoch = 0
         self.number = -1
         self.since = 0
         self.pid = pid

@@ -103,13 +103,13 @@ class ThreadKind(WorkerKind):
 class ForgetIteration(NamedTuple):
     """Tell a worker thread to release its iterators over the shards of an iteration that has ended."""
 
-    run: int
+    epoch: int
 
 
 class CancelJobs(NamedTuple):
     """Tell a worker thread that processes several batches at a time to drop the jobs of an iteration that has ended."""
 
-    run: int
+    epoch: int
     jobs: tuple[int, ...]
 
 
@@ -167,8 +167,8 @@ class ThreadHandle(WorkerHandle):
         self.awaited: Callable[[], Any] | None = None
         """See `SampleLoop.awaited`."""
         self.pending: set[tuple[int, int]] = set()
-        """(run, job) of the tasks that the thread has not begun. A queued task that is not in this set was cancelled or
-        revoked."""
+        """(epoch, job) of the tasks that the thread has not begun. A queued task that is not in this set was cancelled
+        or revoked."""
         self.traceback = ""
         self._lines = ThreadSampler(BatchBuilder.build.__code__)
         self._messages = messages
@@ -196,7 +196,7 @@ class ThreadHandle(WorkerHandle):
         """See `WorkerHandle`."""
         if not isinstance(self.tasks, LoopInbox):
             return super().begun(held)
-        return [task for task in held if (task.run, task.job) not in self.pending]
+        return [task for task in held if (task.epoch, task.job) not in self.pending]
 
     def stop(self) -> None:
         """Tell the thread to end after the batch that it is producing."""
@@ -260,7 +260,7 @@ class ThreadPool(WorkerPool):
         handle = self._handles[uid]
         for task in tasks:
             provide_arena(task, self._output)
-            handle.pending.add((task.run, task.job))
+            handle.pending.add((task.epoch, task.job))
             handle.tasks.put(task)
         return []
 
@@ -272,23 +272,23 @@ class ThreadPool(WorkerPool):
             return revoked
         for task in tasks:
             with contextlib.suppress(KeyError):  # raised if the thread has begun the task; `set.remove` is atomic
-                handle.pending.remove((task.run, task.job))
+                handle.pending.remove((task.epoch, task.job))
                 revoked.append(task)
         return revoked
 
-    def cancel(self, uid: int, run: int, jobs: tuple[int, ...] | None) -> None:
+    def cancel(self, uid: int, epoch: int, jobs: tuple[int, ...] | None) -> None:
         """See `WorkerPool`."""
         handle = self._handles.get(uid)
         if handle is None:
             return
         if jobs is None:
-            jobs = tuple(job for of_run, job in list(handle.pending) if of_run == run)
-            handle.tasks.put(ForgetIteration(run))
+            jobs = tuple(job for of_epoch, job in list(handle.pending) if of_epoch == epoch)
+            handle.tasks.put(ForgetIteration(epoch))
             for job in jobs:  # the scheduler counts one of the jobs as begun and waits for its report
-                self._messages.put(ShardExhausted(uid, run, job))
-        handle.pending.difference_update((run, job) for job in jobs)
+                self._messages.put(ShardExhausted(uid, epoch, job))
+        handle.pending.difference_update((epoch, job) for job in jobs)
         if isinstance(handle.tasks, LoopInbox):
-            handle.tasks.put(CancelJobs(run, jobs))
+            handle.tasks.put(CancelJobs(epoch, jobs))
 
     def poll(self, timeout: float | None) -> list[WorkerMessage]:
         """See `WorkerPool`."""
@@ -350,7 +350,7 @@ class ThreadWorker:
         options: The configuration of the worker.
         setup: The dataset and functions.
         messages: The queue to which the worker reports.
-        seeds: The base seeds of the open iterations, by iteration number.
+        seeds: The base seeds of the open iterations, by epoch.
     """
 
     def __init__(
@@ -447,9 +447,9 @@ class ThreadWorker:
             holds_generator(*parts, seeded=not self._shares_objects) or (self._shares_objects and bool(Seeding(*parts)))
         )
 
-    def _begin_iteration(self, context: ThreadContext, run: int) -> bool:
+    def _begin_iteration(self, context: ThreadContext, epoch: int) -> bool:
         """Begin another iteration as a new worker would. Return False if that failed; the failure has been reported."""
-        base_seed = self._seeds.get(run, self._options.seed)
+        base_seed = self._seeds.get(epoch, self._options.seed)
         context.set_worker_info(self._info(base_seed))
         return self._initialize(context, base_seed)
 
@@ -485,30 +485,30 @@ class ThreadWorker:
         seed = seeding.after(context.seed)
         builder = self._create_builder(context)
         fresh = self._options.fresh and builder.iterable_fetcher is None
-        run: int | None = None
+        epoch: int | None = None
         while True:
             task = self._next_task(builder.iterable_fetcher, tasks)
             if task is None:
                 return
-            if task.run != run:
-                if run is not None and fresh:
+            if task.epoch != epoch:
+                if epoch is not None and fresh:
                     if seeding:  # the dataset may have changed since it was copied
                         self._setup = self._own_setup()
                         builder, seeding = self._create_builder(context), self._seeding()
                         seed = seeding.after(context.seed)
-                    if not self._begin_iteration(context, task.run):
+                    if not self._begin_iteration(context, task.epoch):
                         return
-                run = task.run
-            status.run, status.number = task.run, task.job
+                epoch = task.epoch
+            status.epoch, status.number = task.epoch, task.job
             try:
                 outcome = builder.build_outcome(task, seed)
             except WorkerAbandonedError:
                 return
             if outcome is None:
-                self._messages.put(ShardExhausted(uid, task.run, task.job))
+                self._messages.put(ShardExhausted(uid, task.epoch, task.job))
                 continue
             status.state, status.since = _SENDING, _clock()
-            done = BatchDone(uid, task.run, task.job, outcome, builder.failed_samples)
+            done = BatchDone(uid, task.epoch, task.job, outcome, builder.failed_samples)
             self._messages.put(done, urgent=outcome.failed)
 
     def _next_task(self, iterable_fetcher: IterableFetcher | None, tasks: queue.SimpleQueue[Item]) -> Task | None:
@@ -521,10 +521,10 @@ class ThreadWorker:
                 return None
             if not isinstance(task, Task):
                 if iterable_fetcher is not None:
-                    iterable_fetcher.forget(task.run)
+                    iterable_fetcher.forget(task.epoch)
                 continue
             with contextlib.suppress(KeyError):  # raised if the task was cancelled or revoked
-                handle.pending.remove((task.run, task.job))
+                handle.pending.remove((task.epoch, task.job))
                 return task
 
 
@@ -544,7 +544,7 @@ class ConcurrentThreadWorker:
         self._context = context
         self._inbox = inbox
         self._handle = worker._handle
-        self._run: int | None = None
+        self._epoch: int | None = None
         self._tasks: collections.deque[Task] = collections.deque()
         options = worker._options
         self.samples = SampleLoop(
@@ -574,7 +574,7 @@ class ConcurrentThreadWorker:
                 if isinstance(item, Task):
                     self._tasks.append(item)
                 elif isinstance(item, CancelJobs):
-                    self.samples.cancel(item.run, item.jobs)
+                    self.samples.cancel(item.epoch, item.jobs)
         return not self._handle.killed
 
     def next_batch(self) -> QueuedBatch | None:
@@ -584,23 +584,23 @@ class ConcurrentThreadWorker:
         if not self._tasks:
             return None
         task = self._tasks.popleft()
-        return QueuedBatch(task, task.run, task.job, task.indices, task.seed, task.deaths >= ALONE_AFTER)
+        return QueuedBatch(task, task.epoch, task.job, task.indices, task.seed, task.deaths >= ALONE_AFTER)
 
     def claim(self, task: Task) -> bool:
         """See `BatchSource`."""
         try:
-            self._handle.pending.remove((task.run, task.job))
+            self._handle.pending.remove((task.epoch, task.job))
         except KeyError:  # it was cancelled or revoked
             return False
         return True
 
-    def switch(self, run: int) -> bool:
+    def switch(self, epoch: int) -> bool:
         """See `BatchSource`."""
         worker = self._worker
-        before, self._run = self._run, run
+        before, self._epoch = self._epoch, epoch
         if before is not None and worker._options.fresh:
             worker._setup = worker._own_setup()
-            if not worker._begin_iteration(self._context, run):
+            if not worker._begin_iteration(self._context, epoch):
                 return False
         self.samples.use(worker._setup.dataset, worker._setup.on_error)
         return True
@@ -611,4 +611,4 @@ class ConcurrentThreadWorker:
         outcome = self._builder.build_outcome(task)
         status.state, status.since = _SENDING, _clock()
         if outcome is not None:  # always true, since the dataset has no shards
-            messages.put(BatchDone(handle.uid, task.run, task.job, outcome, self._builder.failed_samples))
+            messages.put(BatchDone(handle.uid, task.epoch, task.job, outcome, self._builder.failed_samples))

@@ -67,15 +67,17 @@ class Stub:
                     self._entries += [WorkerLaunched(command.uid), WorkerInitialized(command.uid)]
                 elif isinstance(command, SubmitTasks):
                     sent = map(pickle.loads, command.tasks)
-                    self._entries += [self._batch(command.uid, task.run, task.job) for task in sent]
+                    self._entries += [self._batch(command.uid, task.epoch, task.job) for task in sent]
                 elif isinstance(command, CloseNode):
                     self._entries.append(NodeClosed())
             self._changed.notify()
 
-    def _batch(self, uid, run, job):
+    def _batch(self, uid, epoch, job):
         inline = self._nbytes < 4096
         now = _clock()
-        header = BatchHeader(run, job, 0, NO_SEGMENT if inline else 0, self._nbytes, 0, 4, now, now, now, -1, -1, -1, 0)
+        header = BatchHeader(
+            epoch, job, 0, NO_SEGMENT if inline else 0, self._nbytes, 0, 4, now, now, now, -1, -1, -1, 0
+        )
         layout = None if uid in self._known else self._layout
         self._known.add(uid)
         return BatchBegin(uid, pack_header(*header), b"", layout, bytes(self._nbytes) if inline else None, ())

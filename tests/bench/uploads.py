@@ -98,7 +98,7 @@ def _measure(name, dataset, batch_size, accelerator, work):
                 work(batch)
             accelerator.synchronize()
             seconds = time.perf_counter() - begin
-        records = [r for r in loader.events.batches() if r.run == 1]
+        records = [r for r in loader.events.batches() if r.epoch == 1]
     uploads = upload_stats(records)
     return Row(
         name, uploads.ways, 1e3 * seconds / len(records), uploads.copy, uploads.gb_per_second, uploads.hidden,

@@ -256,7 +256,7 @@ def publish():  # 2,000 batches a second of 64 workers
         for _ in range(100):
             t = time.perf_counter_ns() - 10**7
             loader.events.publish(BatchRecord(
-                0, 0, number, number % 64, 1, 1, 4, 100, "segment", t, t, t - 3 * 10**7, t - 10**6, t, t, t, t + 10**5,
+                0, number, number % 64, 1, 1, 4, 100, "segment", t, t, t - 3 * 10**7, t - 10**6, t, t, t, t + 10**5,
                 t + 3 * 10**5, 0, 0, 0, 0, 0, 1, 1, (1, 2)))
             number += 1
         loader.done = number

@@ -21,8 +21,6 @@ SECONDS, KEPT_SECONDS = 30, 120
 """Maximum number of seconds that the timeline shows: of a running epoch, and of an epoch that has ended."""
 PAUSES, PAUSES_NS = 40, 120 * 10**9
 """Maximum number of pauses that are drawn (the most recent ones), and their maximum age, ns."""
-RUNS = 256
-"""Number of iterators whose epochs are remembered."""
 BLOCKS = 400
 """Maximum number of bars in the static form, about 45 bytes each. Neighbors are merged to stay within the limit."""
 LANES = 65
@@ -41,8 +39,6 @@ class Timeline(Panel):
     def __init__(self) -> None:
         self._timeline = description.Timeline()
         self._frame: Frame | None = None
-        self._epochs: dict[int, int] = {}
-        """The epochs of the most recent iterators, by the number of the iterator."""
         self._newest: EpochStarted | None = None
         self._ended: EpochEnded | None = None
         """The end of the newest epoch; None while it runs."""
@@ -53,14 +49,10 @@ class Timeline(Panel):
         self._frame = frame
         for event in frame.events:
             self._timeline.pauses.note(event)
-            if isinstance(event, (BatchRecord, EpochStarted)):
-                self._epochs[event.run] = event.epoch
-            if isinstance(event, EpochStarted) and (self._newest is None or event.run > self._newest.run):
+            if isinstance(event, EpochStarted) and (self._newest is None or event.epoch > self._newest.epoch):
                 self._newest, self._ended = event, None
-            elif isinstance(event, EpochEnded) and self._newest is not None and event.run == self._newest.run:
+            elif isinstance(event, EpochEnded) and self._newest is not None and event.epoch == self._newest.epoch:
                 self._ended = event
-        for run in list(self._epochs)[:-RUNS]:
-            del self._epochs[run]
         begin = frame.now - KEPT_SECONDS * 10**9
         records = [e for e in frame.events if isinstance(e, BatchRecord) and returned_at(e) > begin]
         deaths = [e for e in frame.events if isinstance(e, WorkerDied) and e.time > begin]
@@ -76,12 +68,12 @@ class Timeline(Panel):
         """Convert a row to JSON. Blocks are `[kind, begin, end]`, times in ms; the end is null while a block lasts."""
         entry: dict[str, Any] = {
             "lane": row.lane.label,
-            "key": f"{row.run}/{row.batch}/{row.lost}",
+            "key": f"{row.epoch}/{row.batch}/{row.lost}",
             "blocks": [[b.kind, frame.ms(b.begin), frame.ms(b.end) if b.end else None] for b in row.blocks],
             "tip": row.tip,
         }
-        if row.run in self._epochs:
-            entry["batch"] = [self._epochs[row.run], row.batch]
+        if row.epoch >= 0:
+            entry["batch"] = [row.epoch, row.batch]
         if row.stall:
             entry["stall"] = {"at": frame.ms(row.stalled_until), "label": description.stall_label(row)}
         return entry

@@ -180,17 +180,17 @@ class Node:
         tasks = []
         for pickled in command.tasks:
             sent: SentTask = pickle.loads(pickled)
-            task = Task(sent.run, sent.job, sent.indices, sent.seed, job=sent.job)
+            task = Task(sent.epoch, sent.job, sent.indices, sent.seed, job=sent.job)
             task.deaths = sent.deaths
             tasks.append(task)
         held = self._tasks[command.uid]
-        held.update((JobKey(task.run, task.job), task) for task in tasks)
+        held.update((JobKey(task.epoch, task.job), task) for task in tasks)
         for task, problem in self._pool.submit(handle.uid, tasks):
-            del held[JobKey(task.run, task.job)]
-            self._report_refused(command.uid, task.run, task.job, problem)
+            del held[JobKey(task.epoch, task.job)]
+            self._report_refused(command.uid, task.epoch, task.job, problem)
 
-    def _report_refused(self, uid: int, run: int, job: int, error: Exception) -> None:
-        self._outgoing.append(BatchDone(uid, run, job, LoaderFailure(error)))
+    def _report_refused(self, uid: int, epoch: int, job: int, error: Exception) -> None:
+        self._outgoing.append(BatchDone(uid, epoch, job, LoaderFailure(error)))
 
     def _revoke(self, command: RevokeTasks) -> None:
         handle = self._handles.get(command.uid)
@@ -198,7 +198,7 @@ class Node:
             return
         held = self._tasks[command.uid]
         revoked = self._pool.revoke(handle.uid, [held[key] for key in command.jobs if key in held])
-        keys = [JobKey(task.run, task.job) for task in revoked]
+        keys = [JobKey(task.epoch, task.job) for task in revoked]
         for key in keys:
             del held[key]
         if keys:
@@ -207,10 +207,10 @@ class Node:
     def _cancel(self, command: CancelTasks) -> None:
         handle = self._handles.get(command.uid)
         if handle is not None:
-            self._pool.cancel(handle.uid, command.run, command.jobs)
+            self._pool.cancel(handle.uid, command.epoch, command.jobs)
             held = self._tasks[command.uid]
             for key in list(held):
-                if key.run == command.run and (command.jobs is None or key.job in command.jobs):
+                if key.epoch == command.epoch and (command.jobs is None or key.job in command.jobs):
                     del held[key]
 
     def _kill(self, command: KillWorker) -> None:
@@ -264,7 +264,7 @@ class Node:
         for message in messages:
             uid = self._uids[message.uid]
             if isinstance(message, BatchDone | ShardExhausted):
-                self._tasks[uid].pop(JobKey(message.run, message.number), None)
+                self._tasks[uid].pop(JobKey(message.epoch, message.number), None)
             if isinstance(message, BatchDone) and isinstance(message.outcome, SegmentPayload):
                 self._outgoing.append(self._outgoing_batch(uid, message, message.outcome))
                 continue
@@ -310,7 +310,7 @@ class Node:
     def _status(uid: int, handle: ProcessHandle) -> StatusEntry:
         status, begun = handle.status, handle.revoker.begun
         return StatusEntry(
-            uid, status.state, status.run, status.number, status.since, status.position, handle.pid or status.pid,
+            uid, status.state, status.epoch, status.number, status.since, status.position, handle.pid or status.pid,
             -1 if begun is None else begun,
         )  # fmt: skip
 

@@ -185,7 +185,7 @@ class RayPool(WorkerPool):
         self._batches = IncomingBatches()
         self._seeds_sent: dict[NodeLink, dict[int, int]] = {}
         self._environment = Environment.of_this_process()
-        self._run = -1  # the iteration at whose beginning `_environment` was read
+        self._epoch = -1  # the epoch at whose beginning `_environment` was read
         self._changed = threading.Condition()
         """Guards the attributes below."""
         self._links: list[NodeLink] = []
@@ -251,7 +251,7 @@ class RayPool(WorkerPool):
             else:
                 handle.sent += 1
                 task.sequence = handle.sent
-                self._announce(task.run)
+                self._announce(task.epoch)
         if dumped:
             seeds = dict(self.seeds)
             unchanged = self._seeds_sent.get(link) == seeds
@@ -259,10 +259,10 @@ class RayPool(WorkerPool):
             self._send(handle, SubmitTasks(uid, None if unchanged else seeds, dumped))
         return refused
 
-    def _announce(self, run: int) -> None:
+    def _announce(self, epoch: int) -> None:
         """Before the first task of an iteration, send the nodes the environment of this process if it has changed."""
-        if run != self._run:
-            self._run, before, self._environment = run, self._environment, Environment.of_this_process()
+        if epoch != self._epoch:
+            self._epoch, before, self._environment = epoch, self._environment, Environment.of_this_process()
             if self._environment != before:
                 with self._changed:
                     for other in self._links:
@@ -276,18 +276,18 @@ class RayPool(WorkerPool):
         """See `WorkerPool`. Always returns an empty list; the node reports later which tasks it took back."""
         handle = self._handles.get(uid)
         if handle is not None:
-            keys = [key for task in tasks if (key := JobKey(task.run, task.job)) not in handle.revocations_requested]
+            keys = [key for task in tasks if (key := JobKey(task.epoch, task.job)) not in handle.revocations_requested]
             if keys:
                 handle.revocations_requested.update(keys)
                 self._send(handle, RevokeTasks(uid, keys))
         return []
 
-    def cancel(self, uid: int, run: int, jobs: tuple[int, ...] | None) -> None:
+    def cancel(self, uid: int, epoch: int, jobs: tuple[int, ...] | None) -> None:
         """See `WorkerPool`."""
         handle = self._handles.get(uid)
         if handle is not None:
-            handle.revocations_requested = {key for key in handle.revocations_requested if key.run != run}
-            self._send(handle, CancelTasks(uid, run, jobs))
+            handle.revocations_requested = {key for key in handle.revocations_requested if key.epoch != epoch}
+            self._send(handle, CancelTasks(uid, epoch, jobs))
 
     def release_memory(self) -> None:
         """See `WorkerPool`."""
@@ -308,7 +308,7 @@ class RayPool(WorkerPool):
                 continue  # the worker has ended
             if isinstance(message, BatchDone):
                 if handle.revocations_requested:
-                    handle.revocations_requested.discard(JobKey(message.run, message.number))
+                    handle.revocations_requested.discard(JobKey(message.epoch, message.number))
             elif isinstance(message, WorkerInitialized):
                 handle.ready = True
             elif isinstance(message, TasksRevoked):
@@ -631,4 +631,4 @@ class RayPool(WorkerPool):
 
 def _dump(task: Task) -> bytes:
     """Pickle a task."""
-    return pickle.dumps(SentTask(task.run, task.job, pack_indices(task.indices), task.seed, task.deaths), 5)
+    return pickle.dumps(SentTask(task.epoch, task.job, pack_indices(task.indices), task.seed, task.deaths), 5)

@@ -48,7 +48,7 @@ class StartWorker(NamedTuple):
 class SentTask(NamedTuple):
     """A task: the fields of `Task` that a worker needs."""
 
-    run: int
+    epoch: int
     job: int
     indices: Any
     """See `pack_indices`: a node does not run the code of their classes."""
@@ -61,7 +61,7 @@ class SubmitTasks(NamedTuple):
 
     uid: int
     seeds: dict[int, int] | None
-    """The base seeds of the open iterations, by iteration number; None if they have not changed."""
+    """The base seeds of the open iterations, by epoch; None if they have not changed."""
     tasks: list[bytes]
     """The tasks, each a pickled `SentTask`."""
 
@@ -77,7 +77,7 @@ class CancelTasks(NamedTuple):
     """Cancel tasks: see `WorkerPool.cancel`."""
 
     uid: int
-    run: int
+    epoch: int
     jobs: tuple[int, ...] | None
 
 
@@ -142,7 +142,7 @@ class StatusEntry(NamedTuple):
 
     uid: int
     state: int
-    run: int
+    epoch: int
     number: int
     since: int
     position: int

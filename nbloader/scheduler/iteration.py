@@ -35,8 +35,8 @@ class Delivery:
 class IterationState(Generic[R]):
     """The batches of one iteration."""
 
-    run: int
-    """Number of the iteration."""
+    epoch: int
+    """Number of the epoch."""
     reorder: ReorderBuffer[Delivery]
     added: int = 0
     """Number of the next batch to add. In a resumed epoch it does not start at 0: the earlier batches count."""
@@ -75,7 +75,7 @@ class IterationState(Generic[R]):
         """Add a batch from the sampler: it waits for a worker, whole or in chunks."""
         number = self.added
         self.added += 1
-        task = Task(self.run, number, indices, seed, job=number)
+        task = Task(self.epoch, number, indices, seed, job=number)
         if not self.chunk_size:
             self.enqueue(task)
             return task
@@ -90,7 +90,7 @@ class IterationState(Generic[R]):
         number = self.added
         self.added += 1
         self.assigned += 1
-        return Task(self.run, number, indices, seed, attempt=1, job=number)
+        return Task(self.epoch, number, indices, seed, attempt=1, job=number)
 
     def enqueue(self, task: Task) -> None:
         """Queue a batch or chunk for a worker, possibly again, in the order of job numbers."""
