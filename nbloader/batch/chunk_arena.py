@@ -344,7 +344,7 @@ class ArenaAllocator:
         return None if slot is None else (slot, arena.layout)
 
 
-# ---- worker threads, and the inline pool ----------------------------------------------------------------------------
+# ---- worker threads ----------------------------------------------------------------------------
 
 
 def provide_arena(task: Task, output: str) -> None:

@@ -1,6 +1,6 @@
 """The header of a produced batch: its identity, location and size, and the time taken to produce it.
 
-A worker process writes it in packed form in front of the batch in a `BATCH` frame; worker threads and the inline pool
+A worker process writes it in packed form in front of the batch in a `BATCH` frame; worker threads and the consumer's own thread
 create it directly. All times are values of `perf_counter_ns` or durations in ns.
 """
 

@@ -8,8 +8,7 @@ One lock protects all state. The consumer drives the engine while it waits for a
 while the consumer is away (supervisor.py). The dispatcher is pure and makes the decisions; this module carries them
 out.
 
-With an inline pool (`num_workers=0`) there is no supervisor. Instead of waiting for workers, the consumer produces
-batches itself, without holding the lock, and commands run on the calling thread.
+A loader without workers (`num_workers=0`) has another engine (local_engine.py).
 
 Commands (pause, restart, closing a dropped iterator) may come from any thread, even from a finalizer. They are queued,
 and the next thread that drives the engine executes them with the lock held. Events are recorded with the lock held, and
@@ -62,7 +61,7 @@ from nbloader.scheduler.dispatcher import Cancel, Delay, Dispatcher, Revoke, Wai
 from nbloader.scheduler.iteration import Delivery
 from nbloader.scheduler.prefetch import GROUP_WAIT, PrefetchPolicy
 from nbloader.transport import stack_probe
-from nbloader.workers.api import Produced, WorkerKind, WorkerPool, WorkerSetup
+from nbloader.workers.api import WorkerKind, WorkerPool, WorkerSetup
 from nbloader.workers.in_process import seeded_collate
 from nbloader.workers.messages import (
     BatchDone,
@@ -165,7 +164,7 @@ class Engine:
         self.closed = False
         self.lock = threading.Lock()
         self.callbacks = WaitCallbacks()
-        self.on_stacks: Callable[[Iterable[StackCount]], object] = _ignore
+        self.on_stacks: Callable[[Iterable[StackCount]], object] = ignore_stacks
         """Receives the stack samples that workers send. Called with the lock held."""
         self.silent_faults = SilentFaults()
         """Warnings that are due to the consumer."""
@@ -174,8 +173,7 @@ class Engine:
             config.num_workers,
             prefetch_factor=config.prefetch_factor,
             prefetch=config.prefetch,
-            adaptive=self._adapts(config.adaptive_window),
-            unlimited_queue=config.kind.inline,  # the consumer of each iteration produces its batches
+            adaptive=config.adaptive_window,
             concurrency=config.concurrency,
             deep_bytes=config.kind.deep_bytes,
         )
@@ -191,7 +189,7 @@ class Engine:
         # Read without holding the lock: only the consumer adds batches, and a stale count merely delays a request.
         self.refill_size = self._dispatcher.refill_size
         self._commands: collections.deque[Callable[[], object]] = collections.deque()
-        self._supervisor = None if config.kind.inline else Supervisor(self)
+        self._supervisor = Supervisor(self)
         self._memory = MemoryWatch()
         self._memory_noticed = False
         self._skipped = SkippedSamples()
@@ -230,11 +228,6 @@ class Engine:
     def loaded(self) -> bool:
         """Whether a dataset has been loaded that can be sent to workers."""
         return self._group.has_setup
-
-    @property
-    def inline(self) -> bool:
-        """Whether the consumer's own thread produces the batches."""
-        return self._config.kind.inline
 
     @property
     def in_process(self) -> bool:
@@ -276,8 +269,7 @@ class Engine:
                         raise
                     self._forget_iterations()
                     self._group.abandon()
-                    if self._supervisor is not None:
-                        self._supervisor.forget_unstarted()
+                    self._supervisor.forget_unstarted()
                     self._wake_consumers()  # those on other threads: their iterations have ended
                     raise
                 finally:
@@ -285,8 +277,6 @@ class Engine:
         finally:
             if self._events:
                 self.publish_events()
-            if self._commands and self._supervisor is None:
-                self._execute_if_free()
 
     def _interrupted_here(self) -> bool:
         """Whether the caller is a signal handler or finalizer that interrupted a state change on this thread."""
@@ -306,8 +296,6 @@ class Engine:
         self._owner = current_process.pid
         self.lock = threading.Lock()
         self._waiting.clear()
-        if self._supervisor is None:
-            return  # the inline worker also exists in the child
         self._commands.clear()
         self._supervisor.after_fork()
         self._forget_iterations()
@@ -323,9 +311,8 @@ class Engine:
         """Start the workers and the supervisor if they are not running."""
         if self.closed:
             raise LoaderClosedError(CLOSED)
-        if self._supervisor is not None:
-            self._supervisor.ensure_running()
-        if self._group.start() and self._supervisor is not None:
+        self._supervisor.ensure_running()
+        if self._group.start():
             self._supervisor.wake()  # it may still be waiting for the previous workers
 
     def load(self, dataset: Any, collate_fn: Any, worker_init_fn: Any, on_error: Any) -> bool:
@@ -389,14 +376,6 @@ class Engine:
         while self._commands:
             self._commands.popleft()()
 
-    def _execute_if_free(self) -> None:
-        """Execute commands if the lock is free. Otherwise the call that holds the lock executes them on releasing it.
-
-        This may run in a finalizer that has interrupted that call on the same thread, so it must not wait for the lock.
-        """
-        while self._commands and not self.lock.locked():
-            self._exclusively(self._execute_commands)
-
     def _assign(self) -> None:
         pool = self._group.pool
         if pool is None:
@@ -446,7 +425,7 @@ class Engine:
                 chunks = len(task.parent.chunks)
                 self._group.pool.learn_layout(cast("BatchPayload", outcome))
             self._policy.observe(outcome.nbytes, outcome.produce_ns, chunks)
-            if self._memory.due(outcome.nbytes) and not self.inline:
+            if self._memory.due(outcome.nbytes):
                 self._limit_window()
         self._wake_consumer(message.epoch)
         if outcome.failed and task.parent is None:
@@ -523,8 +502,7 @@ class Engine:
             wakeup.set()
 
     def _wake_supervisor(self) -> None:
-        if self._supervisor is not None:
-            self._supervisor.wake()
+        self._supervisor.wake()
 
     def _wake_consumers(self) -> None:
         for epoch in list(self._waiting):
@@ -623,8 +601,6 @@ class Engine:
         timer: WaitTimer | None = None
         since = 0
         try:
-            if self._supervisor is None:
-                self._produce(epoch, wakeup)
             while True:
                 delivery, wait = self._exclusively(self._take, epoch, wakeup, timer is None or timer.fresh)
                 if delivery is not None:
@@ -645,93 +621,6 @@ class Engine:
             self._waiting.pop(epoch, None)
             self._awaited = None
             self._output.show()
-
-    def produce_next(
-        self, epoch: int, wakeup: Wakeup, take: Callable[[int], Sequence[PlannedBatch]]
-    ) -> Delivery | None:
-        """Draw, produce and take the next batch on this thread, if the pool is inline and no other work is pending.
-
-        The state changes as in `add` and `next_batch`, which take 20 us longer. If the dataset raises an exception that
-        is not an `Exception`, the batch stays in the queue, and `next_batch` produces it again.
-
-        Args:
-            epoch: Number of the epoch.
-            wakeup: Wakes the consumer.
-            take: Draws at most the given number of batches from the plan.
-
-        Returns:
-            The delivery; None if `add` and `next_batch` are needed instead, for example because the loader is paused,
-            a batch is outstanding, the plan has no batch left, or the worker was replaced.
-        """
-        pool = self._group.pool
-        worker = self._dispatcher.free_worker(epoch)
-        if pool is None or worker is None or self._commands or self.closed:
-            return None
-        self.callbacks.call()
-        batches = take(1)
-        if not batches:
-            return None
-        (batch,) = batches
-        try:
-            task = self._exclusively(self._submit_next, epoch, worker, batch, wakeup)
-            produced = pool.produce_first(epoch)
-            if produced is None or produced.task is not task:
-                return None
-            delivery = self._exclusively(self._take_produced, produced)
-            produced.release()
-        finally:
-            self._waiting.pop(epoch, None)
-            self._awaited = None
-        return delivery
-
-    def _submit_next(self, epoch: int, worker: int, batch: PlannedBatch, wakeup: Wakeup) -> Task | None:
-        """Assign a batch to the inline worker and return it.
-
-        If another thread has just changed the state, add the batch as `add` does and return None. Also return None if
-        the iteration has ended.
-        """
-        dispatcher, pool = self._dispatcher, self._group.pool
-        if epoch not in dispatcher.iterations:
-            return None
-        if pool is None or dispatcher.free_worker(epoch) != worker:
-            dispatcher.add(epoch, *batch)
-            self._assign()
-            return None
-        task = dispatcher.add_to(worker, epoch, *batch)
-        task.dispatched = now = _clock()
-        pool.submit(worker, (task,))
-        self._waiting[epoch] = wakeup
-        self._awaited = _new(Awaited, (task.number, now))
-        return task
-
-    def _take_produced(self, produced: Produced) -> Delivery | None:
-        """Take the batch that this thread has just produced; return None if it must be received as a message."""
-        message, task = produced.message, produced.task
-        if isinstance(message, BatchDone) and not (message.failed_samples or self._commands):
-            outcome = message.outcome
-            if not (outcome.failed or outcome.empty):
-                delivery = self._dispatcher.deliver(message.uid, task, outcome, _clock())
-                if delivery is not None:
-                    self._group.count_produced(message.uid)
-                    self._last = task
-                    self._last_request = time.monotonic()
-                    return delivery
-        produced.report()
-        return None
-
-    def _produce(self, epoch: int, wakeup: Wakeup) -> None:
-        """Produce the next batch of an iteration on this thread, if the pool is inline, without holding the lock.
-
-        If the loader is paused or commands are queued, do nothing: `_take` decides what happens next.
-        """
-        pool = self._group.pool
-        if pool is None or self._commands or self._dispatcher.paused:
-            return
-        task = pool.next_task(epoch)
-        if task is not None:
-            self._waiting[epoch] = wakeup
-            self._awaited = Awaited(task.number, _clock())
-            pool.run_next(epoch)
 
     def _take(self, epoch: int, wakeup: Wakeup, first: bool) -> tuple[Delivery | None, Wait | None]:
         """Return the next batch if it is ready; otherwise return how to wait for it.
@@ -797,11 +686,6 @@ class Engine:
             if line:
                 self._output.notify(line)
 
-    def _why_ended(self) -> str:
-        if self.closed:
-            return "this loader was closed during the iteration: create a new one"
-        return "this iterator was ended by an interrupt: iterate the loader again"
-
     def _raise_group_error(self) -> None:
         """Raise the error that ended the workers, if there is one."""
         group = self._group
@@ -815,13 +699,8 @@ class Engine:
             raise error
 
     def _wait(self, wakeup: Wakeup, timer: WaitTimer, epoch: int, wait: Wait) -> None:
-        """Block until a message, a wake-up or a timeout, without holding the lock.
-
-        With an inline pool, produce a batch instead.
-        """
+        """Block until a message, a wake-up or a timeout, without holding the lock."""
         plan, pool, fileno = wait
-        if pool is not None and not plan.blocked and pool.run_next(epoch):
-            return
         check = timer.check(_clock(), paused=plan.paused)
         if check.due is not None:
             self._on_due(check.due, timer, epoch)
@@ -950,7 +829,7 @@ class Engine:
             LoaderClosedError: The loader was closed, or an interrupt has ended the iteration.
         """
         if epoch not in self._dispatcher.iterations:
-            raise LoaderClosedError(self._why_ended())
+            raise LoaderClosedError(why_ended(closed=self.closed))
 
     def wait_for_source(self, epoch: int, wakeup: Wakeup) -> None:
         """Block until the wake-up is set or a callback is due.
@@ -1009,13 +888,10 @@ class Engine:
     # ---- commands: thread-safe ------------------------------------------------------------------------------------
 
     def _command(self, action: Callable[[], object]) -> None:
-        """Queue a command and wake the supervisor; with an inline pool, execute it if the lock is free. Never waits."""
+        """Queue a command and wake the supervisor. Never waits."""
         if not self.closed:
             self._commands.append(action)
-            if self._supervisor is None:
-                self._execute_if_free()
-            else:
-                self._supervisor.wake()
+            self._supervisor.wake()
 
     def close_iteration(self, epoch: int) -> None:
         """End an iteration."""
@@ -1117,7 +993,7 @@ class Engine:
         self._wake_consumers()  # the window may be larger
 
     def use_kind(self, name: str, dataset: Any, collate_fn: Any, worker_init_fn: Any, on_error: Any) -> None:
-        """Switch to another kind of workers, even in mid-epoch. Neither the old nor the new kind may be inline.
+        """Switch to another kind of workers, even in mid-epoch.
 
         Batches that have been produced are delivered. The new workers produce the batches that the old workers held,
         from the same seeds. The next consumer that waits starts the new workers. Called without holding the lock.
@@ -1148,11 +1024,8 @@ class Engine:
         self._command(lambda: self._set_window(prefetch_factor, prefetch, adaptive=adaptive))
 
     def _set_window(self, prefetch_factor: int, prefetch: int | None, *, adaptive: bool) -> None:
-        self._policy.set_window(prefetch_factor, prefetch=prefetch, adaptive=self._adapts(adaptive))
+        self._policy.set_window(prefetch_factor, prefetch=prefetch, adaptive=adaptive)
         self._wake_consumers()
-
-    def _adapts(self, adaptive: bool) -> bool:
-        return adaptive and not self._config.kind.inline
 
     def supersede(self) -> None:
         """Stop the workers soon, because the loader's cell was run again; immediately if no epoch is in progress."""
@@ -1170,8 +1043,8 @@ class Engine:
         return self._exclusively(self._group.views)
 
     def worker_threads(self) -> tuple[WorkerThread, ...]:
-        """Return the threads that load samples, in the order of worker ids; empty if the consumer's thread does."""
-        return () if self.inline else self._exclusively(self._group.threads)
+        """Return the threads that load samples, in the order of worker ids."""
+        return self._exclusively(self._group.threads)
 
     def sample_stacks(self, first: int, count: int) -> StackSamples:
         """Sample the stacks of some workers. Called without holding the lock.
@@ -1219,7 +1092,7 @@ class Engine:
             now=_clock(),
             state=self._state(state),
             window=self._policy.window,
-            in_flight=0 if self.inline else sum(map(dispatcher.in_flight, dispatcher.iterations)),
+            in_flight=sum(map(dispatcher.in_flight, dispatcher.iterations)),
             reordering=sum(iteration.reorder.reordering for iteration in iterations),
             ready=sum(iteration.reorder.ready for iteration in iterations),
             waiting_since=None if awaited is None else awaited.since,
@@ -1326,12 +1199,12 @@ class Engine:
         """Stop the workers and end every iteration, or wait until another thread has done so.
 
         In a signal handler or finalizer that has interrupted the engine on this thread, the close is only queued. In a
-        forked child that has not used the loader yet, this is a no-op unless the pool is inline.
+        forked child that has not used the loader yet, this is a no-op.
 
         Returns:
             Whether this call closed the loader or queued its close.
         """
-        if self._owner != current_process.pid and self._supervisor is not None:
+        if self._owner != current_process.pid:
             return False
         if self._interrupted_here():
             open_before = not self.closed
@@ -1341,7 +1214,7 @@ class Engine:
             closed = self._exclusively(self._close)
             self._output.show_in_context()
         finally:
-            if self._supervisor is not None and self.closed:  # otherwise an interrupt came before anything was closed
+            if self.closed:  # otherwise an interrupt came before anything was closed
                 self._supervisor.close()
         return closed
 
@@ -1356,8 +1229,7 @@ class Engine:
             self._command(self._close)
         else:
             self.closed = True
-            if self._supervisor is not None:
-                self._supervisor.close_if_idle()
+            self._supervisor.close_if_idle()
 
     def retire(self) -> None:
         """Close the engine when its last iteration has ended, because another engine has replaced it."""
@@ -1376,8 +1248,19 @@ class Engine:
         return True
 
 
-def _ignore(_stacks: object) -> None:
-    pass
+def ignore_stacks(_stacks: object) -> None:
+    """Take stack samples that nobody asked for."""
+
+
+def why_ended(*, closed: bool) -> str:
+    """Return why an iteration has ended, for `LoaderClosedError`.
+
+    Args:
+        closed: Whether its loader was closed.
+    """
+    if closed:
+        return "this loader was closed during the iteration: create a new one"
+    return "this iterator was ended by an interrupt: iterate the loader again"
 
 
 def _opens_at_once(ready: Delivery) -> bool:

@@ -26,7 +26,7 @@ from nbloader.batch.payload import BatchPayload
 from nbloader.batch.task import Task
 from nbloader.device.record_queue import PendingPlacement, RecordQueue
 from nbloader.device.transfer import BatchKey, DeviceTransfer
-from nbloader.engine.engine import Engine
+from nbloader.engine.local_engine import AnyEngine, LocalEngine
 from nbloader.engine.torch_names import MISSING, MissingAttribute, PlannedBatches
 from nbloader.errors import LoaderClosedError
 from nbloader.events.remote_errors import message_of
@@ -56,7 +56,7 @@ KEPT_INDICES = 8
 class IteratorContext(NamedTuple):
     """The objects and settings that all iterators of a loader share."""
 
-    engine: Engine
+    engine: AnyEngine
     events: ev.EventBus
     transfer: DeviceTransfer | None
     """Transfers batches to their device; None if they stay in host memory."""
@@ -102,7 +102,6 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
         self._context = context
         self._consumer: Consumer | None = None
         self._engine = engine = context.engine
-        self._inline = engine.inline
         self._warnings = engine.silent_faults
         self._events = context.events
         self._transfer = context.transfer
@@ -151,8 +150,8 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
         Raises:
             AttributeError: The loader has no workers (`num_workers=0`); torch raises it, too.
         """
-        if self._inline:
-            raise AttributeError("an iterator over a loader with num_workers=0 has no workers")
+        if isinstance(self._engine, LocalEngine):
+            raise AttributeError("an iterator over a loader with num_workers=0 has no workers")  # noqa: TRY004
         return self._engine.workers()
 
     @property
@@ -252,7 +251,7 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
         self.plan.delivered(task, 0)
         self._resources.returned = self._resources.failed = task.number
 
-    def _next(self) -> T_co:  # noqa: C901 - one step after the other, for each batch
+    def _next(self) -> T_co:
         if self._consumer is None:
             raise StopIteration
         if self._warnings.texts:
@@ -260,12 +259,7 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
         requested = _clock()
         self._resources.publish(requested)
         engine, plan = self._engine, self.plan
-        got = None
-        if self._inline and self._kept is None:
-            got = engine.produce_next(self._epoch, self._resources.wakeup, plan.take)
-        if got is None:
-            got = self._wait()
-        self._kept = got
+        self._kept = got = self._wait()
         task, payload = got.task, got.outcome
         if engine.prefetches:  # waking a worker must not delay the first batch of a prefetched epoch
             self._refill(wait=False, soon=task.number == plan.first and got.ready > 0)
@@ -448,7 +442,7 @@ class _Resources:
             else:
                 self._records.add(complete, self.shipment)
 
-    def release(self, engine: Engine, reason: str) -> None:
+    def release(self, engine: AnyEngine, reason: str) -> None:
         """End the iteration, publish its end and release its resources."""
         now = _clock()
         self.publish(now)
@@ -463,7 +457,7 @@ class _Resources:
             self._bus.publish(ev.EpochEnded(now, self.epoch, self.delivered, reason))
 
 
-def _abandon(engine: Engine, resources: _Resources) -> None:
+def _abandon(engine: AnyEngine, resources: _Resources) -> None:
     resources.release(engine, "abandoned")
 
 

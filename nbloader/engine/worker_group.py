@@ -22,7 +22,6 @@ from nbloader.events.gauges import FetchProgress, WorkerGauge
 from nbloader.events.remote_errors import rebuild
 from nbloader.metrics.usage_probe import WorkerThread
 from nbloader.scheduler.dispatcher import MAX_DEATHS, Dispatcher
-from nbloader.transport import stack_probe
 from nbloader.transport.zygote import ZygoteHungError
 from nbloader.workers.api import WorkerHandle, WorkerKind, WorkerPool, WorkerSetup
 from nbloader.workers.messages import (
@@ -105,7 +104,7 @@ class WorkerGroup:
         """The exception that user code raised while a worker was set up; None if the pool failed for another reason."""
         self.handles: dict[int, WorkerHandle] = {}
         """Workers whose end has not been reported yet, by unique number."""
-        self._publish = _ignore if config.kind.inline else publish  # the inline worker is the notebook itself
+        self._publish = publish
         self._dispatcher = dispatcher
         self._config = config
         self._slots = [WorkerSlot() for _ in range(config.num_workers)]
@@ -596,16 +595,14 @@ class WorkerGroup:
         Raises:
             NbloaderError: The worker is not running.
         """
-        if self._config.kind.inline:
-            return stack_probe.of_main_thread
         slot = self._slots[worker] if worker < len(self._slots) else WorkerSlot()
         if slot.handle is None:
             raise NbloaderError(f"worker {worker} is not running now")
         return slot.handle.stack_request()
 
     def reported_id(self, uid: int) -> int:
-        """Return the worker id to use in events; -1 if the worker is inline or its end has been reported."""
-        handle = None if self._config.kind.inline else self.handles.get(uid)
+        """Return the worker id to use in events; -1 if the worker's end has been reported."""
+        handle = self.handles.get(uid)
         return -1 if handle is None else handle.worker
 
     def count_produced(self, uid: int) -> None:
@@ -632,15 +629,13 @@ class WorkerGroup:
         return tuple([WorkerThread(h.pid, h.native_id, h.status.state in PRODUCING) for h in handles if h.native_id])
 
     def fetching(self) -> tuple[FetchProgress, ...]:
-        """Return the progress of each worker that is fetching samples, including an inline worker."""
+        """Return the progress of each worker that is fetching samples."""
         handles = [] if self.pool is None else [handle for handle in self.pool.handles.values() if not handle.expected]
         found = [handle.fetch_progress(self._dispatcher.held_by(handle.uid)) for handle in handles]
         return tuple([progress for progress in found if progress is not None])
 
     def gauges(self) -> Iterator[WorkerGauge]:
-        """Yield the current state of each worker; nothing for an inline worker."""
-        if self._config.kind.inline:
-            return
+        """Yield the current state of each worker."""
         for worker, slot in enumerate(self._slots):
             if slot.handle is None or self.pool is None:
                 yield WorkerGauge(
@@ -661,10 +656,6 @@ class WorkerGroup:
             else:
                 held = self._dispatcher.held_by(slot.handle.uid)
                 yield slot.handle.gauge(held, self._dispatcher.iterations, slot.exit_reason, slot.produced)
-
-
-def _ignore(_event: ev.Event) -> None:
-    pass
 
 
 def late_error_notice(error: Exception) -> str:

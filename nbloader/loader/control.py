@@ -8,6 +8,7 @@ from typing import Any
 
 from nbloader._util.validate import natural
 from nbloader.engine.engine import Engine
+from nbloader.engine.local_engine import AnyEngine
 from nbloader.errors import LoaderClosedError
 from nbloader.loader.config import DEFAULT_PREFETCH_FACTOR, PREFETCH_FACTOR_HINT
 
@@ -20,7 +21,7 @@ class Control:
         num_workers: Initial number of workers; 0 if the consumer itself loads.
     """
 
-    def __init__(self, engine: Engine, num_workers: int) -> None:
+    def __init__(self, engine: AnyEngine, num_workers: int) -> None:
         self._engine = engine
         self._num_workers = num_workers
 
@@ -46,7 +47,7 @@ class Control:
 
     def resize(self, value: int) -> None:
         """Change the number of workers of a loader that has workers."""
-        if value != self._num_workers:
+        if value != self._num_workers and isinstance(self._engine, Engine):
             self._num_workers = value
             self._engine.resize(value)
 
@@ -66,7 +67,7 @@ class Control:
 
     def set_window(self, prefetch_factor: int | None, prefetch: int | None, *, adaptive: bool) -> None:
         """Change the prefetch window of a loader that has workers."""
-        if self._num_workers:
+        if self._num_workers and isinstance(self._engine, Engine):
             self._engine.set_window(
                 DEFAULT_PREFETCH_FACTOR if prefetch_factor is None else prefetch_factor,
                 prefetch=prefetch,

@@ -8,7 +8,8 @@
     dispatcher  which worker produces which batch, retries, window, order: a state machine without I/O (scheduler)
     worker      a process or a thread that fetches and collates (workers, batch, shm)
     receive     connections, deaths, output: one selector (workers.process_pool, transport)
-    engine      the lock, the supervisor thread, the worker group, thread-safe commands (engine)
+    engine      the lock, the supervisor thread, the worker group, thread-safe commands (engine); without workers, a
+                loop that produces each batch when it is asked for (engine.local_engine)
     consumer    the iterator (engine.iterator)
 
 Every stage records its times. When the consumer returns for the next batch, the record is published on the event bus
@@ -48,6 +49,7 @@ from nbloader.engine.config import EngineConfig
 from nbloader.engine.engine import IDLE_TIMEOUT, Engine
 from nbloader.engine.hooked_iterator import HookedEpochIterator
 from nbloader.engine.iterator import Consumer, DeviceGroups, EpochIterator, IteratorContext, check_names
+from nbloader.engine.local_engine import AnyEngine, LocalEngine
 from nbloader.errors import ReplayError
 from nbloader.loader import config as cfg
 from nbloader.loader import reruns, torch_compat
@@ -70,7 +72,6 @@ from nbloader.sampling.source import SourceDataset, SourceSampler
 from nbloader.workers.api import WorkerOptions
 from nbloader.workers.fetcher import is_async
 from nbloader.workers.in_process import SampleDelivery, private_generators
-from nbloader.workers.inline_pool import INLINE
 from nbloader.workers.registry import create_kind
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ if TYPE_CHECKING:
 T_co = TypeVar("T_co", covariant=True)
 _clock = time.perf_counter_ns
 
-_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+_engines: weakref.WeakSet[AnyEngine] = weakref.WeakSet()
 
 
 @atexit.register
@@ -175,7 +176,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         pin = placement.check_pin(self.pin_memory)
         return placement.device_transfer(list(config.devices), pin=pin, ahead=config.upload_ahead)
 
-    def _close_with(self, engine: Engine) -> weakref.finalize[Any, Any]:
+    def _close_with(self, engine: AnyEngine) -> weakref.finalize[Any, Any]:
         """Close an engine when this loader is garbage-collected, or when the interpreter exits."""
         finalizer = weakref.finalize(self, engine.close_soon)
         finalizer.atexit = False  # at exit `_close_all` closes every engine
@@ -183,7 +184,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         return finalizer
 
     @property
-    def _engine(self) -> Engine:
+    def _engine(self) -> AnyEngine:
         return self._parts.engine
 
     @classmethod
@@ -990,8 +991,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """
         if kind == self._config.workers:
             return
-        collate = self._worker_collate_fn()
-        self._parts.engine.use_kind(kind, self.dataset, collate, self.worker_init_fn, self._config.on_error)
+        engine = self._parts.engine
+        if isinstance(engine, Engine):
+            collate = self._worker_collate_fn()
+            engine.use_kind(kind, self.dataset, collate, self.worker_init_fn, self._config.on_error)
         vars(self).update(_config=self._config.with_workers(kind), workers=kind)
 
     @property
@@ -1214,7 +1217,7 @@ class _Parts:
     """Moves batches to their device; None if they are not moved."""
     demand: EngineDemand
     """What the engine was created for."""
-    engine: Engine
+    engine: AnyEngine
     finalizer: weakref.finalize[Any, Any]
     """Closes the engine when the loader is garbage-collected."""
     control: Control
@@ -1264,7 +1267,7 @@ class EngineDemand:
     pin_memory: bool
 
 
-def _make_engine(config: LoaderConfig[Any], bus: ev.EventBus, demand: EngineDemand) -> Engine:
+def _make_engine(config: LoaderConfig[Any], bus: ev.EventBus, demand: EngineDemand) -> AnyEngine:
     """Create the engine for a loader.
 
     Args:
@@ -1273,7 +1276,7 @@ def _make_engine(config: LoaderConfig[Any], bus: ev.EventBus, demand: EngineDema
         demand: What its attributes demand now.
     """
     options = WorkerOptions(
-        kind=_kind_name(config, demand),
+        kind=config.workers if demand.has_workers else "thread",
         batched=demand.batched,
         output=config.output,
         iterable=demand.streaming,
@@ -1284,6 +1287,11 @@ def _make_engine(config: LoaderConfig[Any], bus: ev.EventBus, demand: EngineDema
         concurrency=config.concurrency,
         ray=config.ray,
     )
+    round_robin = config.dispatch == "round_robin"
+    if not (demand.has_workers or demand.prefetch or demand.concurrency):
+        return LocalEngine(bus, options, draws_by_worker=round_robin)
+    # Without workers, a single thread loads `prefetch` batches or runs an event loop: the consumer's own thread may be
+    # running one, as in a notebook.
     return Engine(
         bus,
         EngineConfig(
@@ -1292,9 +1300,9 @@ def _make_engine(config: LoaderConfig[Any], bus: ev.EventBus, demand: EngineDema
             prefetch=demand.prefetch,
             adaptive_window=demand.adaptive_window,
             kind=create_kind(options),
-            round_robin=config.dispatch == "round_robin",
+            round_robin=round_robin,
             in_order=demand.in_order,
-            timeout=0 if options.kind == INLINE else demand.timeout,
+            timeout=demand.timeout,
             on_timeout=config.on_timeout,
             max_restarts=config.max_restarts,
             idle_timeout=None if demand.persistent else IDLE_TIMEOUT,
@@ -1303,13 +1311,3 @@ def _make_engine(config: LoaderConfig[Any], bus: ev.EventBus, demand: EngineDema
             options=options,
         ),
     )
-
-
-def _kind_name(config: LoaderConfig[Any], demand: EngineDemand) -> str:
-    """Return the kind of workers; without workers, a single thread may load `prefetch` batches or run an event loop.
-
-    The consumer's own thread may have a running event loop already, as in a notebook.
-    """
-    if demand.has_workers:
-        return config.workers
-    return "thread" if demand.prefetch or demand.concurrency else INLINE

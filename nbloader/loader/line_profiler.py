@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Iterator
 
 from nbloader._util.code_places import is_library, place_of, source_line
-from nbloader.engine.engine import Engine
+from nbloader.engine.local_engine import AnyEngine
 from nbloader.metrics.hot_lines import HotLines, LineProfile, find_hot_lines
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class LineProfiler:
         engine: The loader's engine.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: AnyEngine) -> None:
         self.on = False
         """Whether samples are taken while an epoch runs."""
         self._profile = LineProfile()
@@ -51,7 +51,7 @@ class LineProfiler:
         self._turn = 0
         self.follow(engine)
 
-    def follow(self, engine: Engine) -> None:
+    def follow(self, engine: AnyEngine) -> None:
         """Sample the workers of another engine, which replaces the present one."""
         self._engine = engine
         engine.on_stacks = self._profile.add

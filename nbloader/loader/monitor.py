@@ -14,7 +14,7 @@ from nbloader.device.transfer import DeviceTransfer
 from nbloader.diagnose import outlook
 from nbloader.diagnose.bottleneck import judge
 from nbloader.diagnose.what_if import REPLAYED, CostChange, LineTime, Prediction, Settings, predict
-from nbloader.engine.engine import Engine
+from nbloader.engine.local_engine import AnyEngine
 from nbloader.events import (
     DatasetReloaded,
     EpochEnded,
@@ -86,7 +86,7 @@ class Monitor:
         transfer: Moves batches to their devices; None if they are not moved.
     """
 
-    def __init__(self, events: EventBus, engine: Engine, transfer: DeviceTransfer | None) -> None:
+    def __init__(self, events: EventBus, engine: AnyEngine, transfer: DeviceTransfer | None) -> None:
         self._events = events
         self._engine = engine
         self._transfer = transfer
@@ -135,7 +135,7 @@ class Monitor:
         """Note that the size of the prefetch window was changed."""
         self._changed_at = time.perf_counter_ns()
 
-    def follow(self, engine: Engine, transfer: DeviceTransfer | None) -> None:
+    def follow(self, engine: AnyEngine, transfer: DeviceTransfer | None) -> None:
         """Observe another engine, which replaces the present one.
 
         Args:

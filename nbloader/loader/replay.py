@@ -45,7 +45,7 @@ from nbloader.workers.in_process import (
     private_generators,
     seeded_collate,
 )
-from nbloader.workers.inline_pool import NO_WORKER
+from nbloader.workers.local_producer import NO_WORKER
 from nbloader.workers.messages import BatchDone, WorkerGone, WorkerInitFailed, WorkerInitialized
 from nbloader.workers.reachable import holds_generator
 from nbloader.workers.registry import create_kind

@@ -12,7 +12,7 @@ import weakref
 from types import FrameType
 from typing import Any, NamedTuple
 
-from nbloader.engine.engine import Engine
+from nbloader.engine.local_engine import AnyEngine
 
 
 class _Origin(NamedTuple):
@@ -31,14 +31,14 @@ class _Origin(NamedTuple):
         return (self.cell, self.line) == (other.cell, other.line)
 
 
-_origins: weakref.WeakKeyDictionary[Engine, _Origin] = weakref.WeakKeyDictionary()
+_origins: weakref.WeakKeyDictionary[AnyEngine, _Origin] = weakref.WeakKeyDictionary()
 
 
-def supersede_older(engine: Engine) -> None:
+def supersede_older(engine: AnyEngine) -> None:
     """Register a new loader's engine, and tell those of earlier runs of the same cell that they are superseded.
 
     Args:
-        engine: Engine of the loader that is being created.
+        engine: AnyEngine of the loader that is being created.
     """
     origin = _current_origin()
     if origin is None:
@@ -49,7 +49,7 @@ def supersede_older(engine: Engine) -> None:
     _origins[engine] = origin
 
 
-def succeed(old: Engine, new: Engine) -> None:
+def succeed(old: AnyEngine, new: AnyEngine) -> None:
     """Register that a loader has replaced its engine: the new one belongs to the same run of the same cell.
 
     Args:

@@ -25,8 +25,7 @@ from nbloader.sampling.epoch_plan import EpochContext
 from nbloader.sampling.resumable_sampler import generators, parts
 from nbloader.sampling.samplers import FullBatches
 from nbloader.sampling.source import SourceSampler
-from nbloader.workers.inline_pool import InlineContext
-from nbloader.workers.worker_info import WorkerInfo
+from nbloader.workers.worker_info import NotebookContext, WorkerInfo
 
 log = logging.getLogger(__name__)
 State = dict[str, Any]
@@ -147,7 +146,7 @@ def _try_dataset(epoch: State, where: str, dataset: Any) -> None:
             raise
         log.debug("the state of %s is not checked: no copy can be made", type(dataset).__name__, exc_info=True)
         return
-    shards, at, worker = epoch["count"], f"{where}['shards']", InlineContext()
+    shards, at, worker = epoch["count"], f"{where}['shards']", NotebookContext()
     with PreservedRandomState():
         for shard, state in states:
             trial = pickle.loads(pickled)

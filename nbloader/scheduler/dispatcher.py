@@ -340,45 +340,6 @@ class Dispatcher(Generic[R]):
         state.fill = False
         return state.add(indices, seed)
 
-    def free_worker(self, epoch: int) -> int | None:
-        """Return the only worker, if `add_to` can assign it a new batch of an iteration at once; else None.
-
-        This requires that no batch is outstanding, batches are not chunked, the dataset is map-style, and neither the
-        loader is paused nor the iteration parked.
-        """
-        state = self.iterations.get(epoch)
-        if state is None or state.added != state.taken or state.parked or state.chunk_size or state.shards is not None:
-            return None
-        if self.paused or len(self._held) != 1:
-            return None
-        (worker,) = self._held
-        return worker
-
-    def add_to(self, worker: int, epoch: int, indices: Any, seed: int) -> Task:
-        """Add a batch from the sampler and assign it to the free worker."""
-        task = self.iterations[epoch].add_assigned(indices, seed)
-        self._held[worker][epoch, task.job] = task
-        return task
-
-    def deliver(self, worker: int, task: Task, outcome: R, now: int) -> Delivery | None:
-        """Accept the outcome of a batch that was added by `add_to`, and take it at once.
-
-        Returns:
-            The delivery; None if `result` and `take` are needed instead: the loader is paused, the iteration is closed,
-            the batch was taken back from the worker, or another batch is delivered first.
-        """
-        state = self.iterations.get(task.epoch)
-        held = self._held.get(worker)
-        if state is None or held is None or self.paused or held.get((task.epoch, task.job)) is not task:
-            return None
-        if not state.reorder.pass_on(task.number):
-            return None
-        del held[task.epoch, task.job]
-        state.assigned -= 1
-        state.taken += 1
-        task.in_order = now
-        return Delivery(task, outcome)
-
     # ---- assigning ------------------------------------------------------------------------------------------------
 
     def assignments(self) -> list[Assign]:

@@ -85,13 +85,6 @@ class IterationState(Generic[R]):
         self.jobs += len(batch.chunks)
         return task
 
-    def add_assigned(self, indices: Any, seed: int) -> Task:
-        """Add a whole batch that is assigned to a worker immediately, without being queued."""
-        number = self.added
-        self.added += 1
-        self.assigned += 1
-        return Task(self.epoch, number, indices, seed, attempt=1, job=number)
-
     def enqueue(self, task: Task) -> None:
         """Queue a batch or chunk for a worker, possibly again, in the order of job numbers."""
         waiting = self.waiting

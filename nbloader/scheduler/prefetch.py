@@ -66,7 +66,6 @@ class PrefetchPolicy:
         prefetch: Batches to request ahead in total; replaces `prefetch_factor`.
         adaptive: Whether the window grows to between `DEEP_QUEUE` and `DEEPEST_QUEUE` batches per worker while they are
             small and fast.
-        unlimited_queue: Whether one worker may hold any number of batches.
         concurrency: Samples that a worker fetches at a time, across batches; 0 if it fetches one batch after the other.
         deep_bytes: Replaces `DEEP_BYTES`, with a larger value for workers that messages take long to reach.
     """
@@ -78,7 +77,6 @@ class PrefetchPolicy:
         prefetch_factor: int = 2,
         prefetch: int | None = None,
         adaptive: bool = False,
-        unlimited_queue: bool = False,
         concurrency: int = 0,
         deep_bytes: int | None = None,
     ) -> None:
@@ -87,7 +85,6 @@ class PrefetchPolicy:
         self._prefetch_factor = prefetch_factor
         self._prefetch = prefetch
         self._adaptive = adaptive
-        self._unlimited_queue = unlimited_queue
         self._deep = False
         self.fast = True
         """Whether batches are small and fast at present."""
@@ -132,8 +129,6 @@ class PrefetchPolicy:
         """Batches, or chunks of them, that one worker may hold, including the one that it is processing."""
         if self._prefetch is None and self._job_size < self._batch_size:
             self.queue_depth = max(self.queue_depth, self.begun + self._prefetch_factor)
-        if self._unlimited_queue:
-            self.queue_depth = 1 << 30
 
     @property
     def _deep_window(self) -> int:

@@ -73,13 +73,6 @@ class ReorderBuffer(Generic[T]):
         self._ready.extend(freed)
         return freed if not self._gaps else freed + self._pass_gaps()
 
-    def pass_on(self, number: int) -> bool:
-        """Pass an item through, if it is the next one and the buffer is empty. Returns whether that was so."""
-        if number != self._next or self._ready or self._early or self._gaps or not self.in_order:
-            return False
-        self._next += 1
-        return True
-
     def skip(self, number: int) -> list[T]:
         """Skip a number for which there is no item, so that later items do not wait for it.
 

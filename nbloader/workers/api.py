@@ -223,20 +223,8 @@ class WorkerHandle:
         return status.since if status.state in (WorkerState.FETCHING, WorkerState.COLLATING) else math.inf
 
     def fetch_progress(self, held: list[Task]) -> FetchProgress | None:
-        """Return the worker's progress with the batch that it fetches sample by sample; None if there is none.
-
-        Args:
-            held: The batches that the worker was given.
-        """
-        status = self.status
-        position, since, number = status.position, status.since, status.number
-        task = next((task for task in held if task.job == number and task.epoch == status.epoch), None)
-        if task is None or position < 0 or status.state != WorkerState.FETCHING:
-            return None
-        indices = task.indices
-        if not isinstance(indices, (list, tuple, IndexArray)):
-            return None
-        return FetchProgress(task.number, since, min(position, len(indices)), len(indices))
+        """See `fetch_progress`."""
+        return fetch_progress(self.status, held)
 
     def gauge(self, held: list[Task], epochs: Collection[int], exit_reason: str, produced: int) -> WorkerGauge:
         """Return the current state of the worker. This reads its status and sends it no message.
@@ -277,6 +265,23 @@ class WorkerHandle:
         )
 
 
+def fetch_progress(status: WorkerStatus, held: list[Task]) -> FetchProgress | None:
+    """Return the progress with the batch that is fetched sample by sample; None if there is none.
+
+    Args:
+        status: Where the worker publishes what it is doing.
+        held: The batches that it was given.
+    """
+    position, since, number = status.position, status.since, status.number
+    task = next((task for task in held if task.job == number and task.epoch == status.epoch), None)
+    if task is None or position < 0 or status.state != WorkerState.FETCHING:
+        return None
+    indices = task.indices
+    if not isinstance(indices, (list, tuple, IndexArray)):
+        return None
+    return FetchProgress(task.number, since, min(position, len(indices)), len(indices))
+
+
 def _sample(indices: Any, position: int) -> Any:
     """Return the index of the sample at a position. The worker keeps running, so the two may not match exactly."""
     if position < 0:
@@ -284,24 +289,6 @@ def _sample(indices: Any, position: int) -> Any:
     if not isinstance(indices, (list, tuple, IndexArray)):
         return indices
     return indices[position] if position < len(indices) else None
-
-
-class Produced(Protocol):
-    """A batch that the consumer's thread has produced and has not reported yet."""
-
-    @property
-    def task(self) -> Task:
-        """The batch."""
-
-    @property
-    def message(self) -> WorkerMessage | None:
-        """The report; None if there is none because the worker was killed in the meantime."""
-
-    def report(self) -> None:
-        """Queue the report for `WorkerPool.poll`."""
-
-    def release(self) -> None:
-        """Forget the task, after the batch was reported or taken."""
 
 
 class WorkerSetup(Protocol):
@@ -368,7 +355,7 @@ class WorkerPool(ABC):
 
     @abstractmethod
     def fileno(self, uid: int | None = None) -> int | None:
-        """Return a file descriptor that is readable while `poll` has something to report; None for an inline pool.
+        """Return a file descriptor that is readable while `poll` has something to report; None if there is none.
 
         Args:
             uid: Wait only for the batches of this worker, if the pool can tell workers apart; None to wait for any
@@ -478,28 +465,6 @@ class WorkerPool(ABC):
         """
         return []
 
-    def next_task(self, epoch: int) -> Task | None:  # noqa: ARG002 - for inline pools
-        """Return the task that `run_next` would produce first; None if it would produce nothing."""
-        return None
-
-    def run_next(self, epoch: int) -> bool:  # noqa: ARG002 - for inline pools
-        """Produce the tasks of an iteration on this thread, at the point where a consumer would otherwise block.
-
-        This is called without holding the engine's lock.
-
-        Returns:
-            Whether `poll` has something to report. If not, the consumer blocks.
-        """
-        return False
-
-    def produce_first(self, epoch: int) -> Produced | None:  # noqa: ARG002 - for inline pools
-        """Produce the first task of an iteration like `run_next`, but leave the report to the caller.
-
-        Returns:
-            None if there is no task.
-        """
-        return None
-
     def wake_after(self, batches: int) -> bool:  # noqa: ARG002 - optional
         """Make `fileno()` readable only when this many batches, or any other message, have arrived.
 
@@ -542,8 +507,6 @@ class WorkerPool(ABC):
 class WorkerKind(ABC):
     """A kind of worker, as configured for one loader."""
 
-    inline: ClassVar[bool] = False
-    """Whether the consumer's own thread produces the batches, in `WorkerPool.run_next`."""
     in_process: ClassVar[bool] = True
     """Whether the workers are threads of this process."""
     deep_bytes: ClassVar[int | None] = None

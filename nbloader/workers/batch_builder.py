@@ -1,4 +1,4 @@
-"""Build batches in the notebook's own process, for worker threads and the inline pool."""
+"""Build batches in the notebook's own process, for worker threads and the consumer's thread."""
 
 from __future__ import annotations
 

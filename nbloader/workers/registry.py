@@ -1,4 +1,4 @@
-"""The kinds of workers by name: the values of `DataLoader(workers=...)`, and the inline kind for `num_workers=0`."""
+"""The kinds of workers by name: the values of `DataLoader(workers=...)`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from nbloader.workers.api import WorkerKind, WorkerOptions
-from nbloader.workers.inline_pool import INLINE, InlineKind
 from nbloader.workers.process_pool import ProcessKind
 from nbloader.workers.thread_pool import ThreadKind
 
@@ -36,7 +35,7 @@ def unregister(name: str) -> None:
 
 def kind_names() -> tuple[str, ...]:
     """Return the names that `DataLoader(workers=...)` accepts."""
-    return tuple(name for name in _factories if name != INLINE)
+    return tuple(_factories)
 
 
 def create_kind(options: WorkerOptions) -> WorkerKind:
@@ -50,7 +49,6 @@ def _ray(options: WorkerOptions) -> WorkerKind:
     return RayKind.of(options)
 
 
-register(INLINE, InlineKind)
 register("process", ProcessKind)
 register("thread", ThreadKind)
 register("ray", _ray)

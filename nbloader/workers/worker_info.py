@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from nbloader._util import rng
 
-__all__ = ["ProcessContext", "WorkerContext", "WorkerInfo", "get_worker_info"]
+__all__ = ["NotebookContext", "ProcessContext", "WorkerContext", "WorkerInfo", "get_worker_info"]
 
 _info: WorkerInfo | None = None
 
@@ -116,6 +116,25 @@ class ProcessContext:
     def asked_for_info(self) -> bool:
         """See `WorkerContext`. In a process torch's function works, too."""
         return True
+
+
+class NotebookContext(ProcessContext):
+    """The context of the notebook's process, which may itself be a worker of another loader."""
+
+    def __init__(self) -> None:
+        self._changed = False
+
+    def set_worker_info(self, info: WorkerInfo | None) -> None:
+        """Set the result of `get_worker_info()`; None leaves it unchanged, for datasets without shards."""
+        if info is not None:
+            self._changed = True
+            super().set_worker_info(info)
+
+    def restore(self) -> None:
+        """After a batch, let `get_worker_info()` return None again, if this context has changed it."""
+        if self._changed:
+            self._changed = False
+            super().set_worker_info(None)
 
 
 def set_torch_worker_info() -> None:

@@ -1,4 +1,4 @@
-"""`num_workers=0`: batches are produced on the consumer's thread, by the engine that drives workers."""
+"""`num_workers=0`: batches are produced on the consumer's thread."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from same import assert_same
 from nbloader import DataLoader, LoaderClosedError
 from nbloader._util import rng
 from nbloader._util.rng import PreservedRandomState
-from nbloader.scheduler.dispatcher import Dispatcher
 
 
 class Calls(Numbers):
@@ -265,24 +264,44 @@ def test_a_batch_of_a_dataset_that_iterates_its_own_loader_keeps_its_seed():
         assert states()[:2] == before[:2]
 
 
-def test_an_epoch_of_whole_batches_takes_the_short_way_and_can_be_paused_in_it(monkeypatch):
-    delivered = []
-    deliver = Dispatcher.deliver
-
-    def counted(self, *args):
-        delivered.append(deliver(self, *args))
-        return delivered[-1]
-
-    monkeypatch.setattr(Dispatcher, "deliver", counted)
+def test_a_batch_whose_code_pauses_the_loader_is_delivered_by_a_step_or_when_the_loader_is_resumed():
+    fetched = []
 
     def call(i):
+        fetched.append(i)
         if i == 4:
             loader.pause()
-            threading.Thread(target=lambda: wait_for(lambda: None in delivered) and loader.resume()).start()
 
     with DataLoader(Calls(8, call), 2) as loader:
-        assert flat(loader) == list(range(8))
+        epoch, got = iter(loader), []
+        consumer = threading.Thread(target=lambda: got.extend(epoch))
+        consumer.start()
+        wait_for(lambda: len(fetched) == 6 and loader.stats().waiting_for == 2)
+        assert (loader.stats().state, len(got)) == ("paused", 2)
+        loader.step()
+        wait_for(lambda: len(got) == 3 and loader.stats().waiting_for == 3)
+        assert fetched == list(range(6))
+        loader.resume()
+        consumer.join()
         records = loader.events.batches()
-    assert [None if d is None else d.task.number for d in delivered] == [1, None, 3]
+    assert flat(got) == list(range(8))
     assert [record.index for record in records] == [0, 1, 2, 3]
     assert all(record.dispatched <= record.fetch_begin <= record.in_order <= record.delivered for record in records)
+
+
+def test_a_dataset_that_takes_a_batch_from_the_iterator_that_loads_it_gets_an_error():
+    with DataLoader(Calls(4, lambda _i: next(epoch)), 2) as loader:
+        epoch = iter(loader)
+        with pytest.raises(RuntimeError, match=r"call next\(\) on one iterator at the same time"):
+            next(epoch)
+
+
+def test_threads_that_share_an_iterator_take_turns_and_each_batch_is_delivered_once():
+    with DataLoader(Calls(60, lambda _i: time.sleep(0.0005)), 4) as loader:
+        epoch, got = iter(loader), []
+        threads = [threading.Thread(target=lambda: got.extend(epoch)) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    assert sorted(flat(got)) == list(range(60))
