@@ -20,6 +20,8 @@ from nbloader import DataLoader, LoaderClosedError, NbloaderError, WorkerStartEr
 from nbloader import events as ev
 from nbloader.device import placement
 from nbloader.device.transfer import BatchKey, DeviceLane, DeviceTransfer
+from nbloader.engine.engine import Engine
+from nbloader.engine.local_engine import LocalEngine
 from nbloader.engine.timeouts import WaitTimer
 from nbloader.scheduler.dispatcher import Dispatcher
 
@@ -64,7 +66,9 @@ def test_a_loader_can_be_closed_at_any_line_of_the_loop(create):
         loader, closed = create(), []
         gc.disable()  # a finalizer of another loader would add lines
         got = 0
-        here = Line("engine", "device/transfer.py", unless=loader._engine.lock.locked)
+        engine = loader._engine
+        locked = engine.lock.locked if isinstance(engine, Engine) else lambda: False
+        here = Line("engine", "device/transfer.py", unless=locked)
         try:
             with here:
                 here.at(line, lambda: closed.append(loader.close()))
@@ -183,11 +187,12 @@ def test_a_loader_that_is_closed_while_its_dataset_is_pickled_keeps_nothing():
 def test_a_signal_handler_can_close_a_loader_that_it_has_interrupted(workers, monkeypatch):
     """As at the end of a job's time: SIGTERM. It must not wait for the lock of the code that it has interrupted."""
     options = {} if workers is None else {"num_workers": 1, "workers": workers}
-    take, errors = Dispatcher.take, []
+    cls, name = (LocalEngine, "_produce") if workers is None else (Dispatcher, "take")
+    original, errors = getattr(cls, name), []
 
-    def interrupted(self, epoch):
+    def interrupted(*args):
         os.kill(os.getpid(), signal.SIGUSR1)
-        return take(self, epoch)
+        return original(*args)
 
     def handle(_number, _frame):
         loader.close()
@@ -201,12 +206,13 @@ def test_a_signal_handler_can_close_a_loader_that_it_has_interrupted(workers, mo
         with DataLoader(Numbers(8), 2, **options) as loader:
             it = iter(loader)
             with monkeypatch.context() as patched:
-                patched.setattr(Dispatcher, "take", interrupted)
+                patched.setattr(cls, name, interrupted)
                 with pytest.raises(LoaderClosedError):
                     list(it)
             wait_for(lambda: loader._engine.closed)
             assert loader.stats().state == "closed"
-        assert "Only these methods may be called there" in str(errors[0])
+        assert all("Only these methods may be called there" in str(error) for error in errors)
+        assert bool(errors) == (workers is not None)  # without workers there is no lock
     finally:
         signal.signal(signal.SIGUSR1, before)
 

@@ -1,7 +1,7 @@
 """The header of a produced batch: its identity, location and size, and the time taken to produce it.
 
-A worker process writes it in packed form in front of the batch in a `BATCH` frame; worker threads and the consumer's own thread
-create it directly. All times are values of `perf_counter_ns` or durations in ns.
+A worker process writes it in packed form in front of the batch in a `BATCH` frame; where a thread of the notebook
+produces, it creates the header directly. All times are values of `perf_counter_ns` or durations in ns.
 """
 
 from __future__ import annotations

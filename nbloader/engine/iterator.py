@@ -113,6 +113,8 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
         """Time spent in the sampler since the last batch was delivered, ns."""
         self._checksum_due = 0
         """When the next checksum may be computed, `time.perf_counter_ns()`."""
+        self._ended = ""
+        """Why the iteration has ended; "" before."""
         self._kept: Delivery | None = None  # taken, but not delivered (yet): after an interrupt, or on a full device
         self._resources = _Resources(epoch, context.events, context.transfer)
         # Before the iteration is opened: after an interrupt, one that nothing closes would keep its workers.
@@ -300,6 +302,8 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
                 if not self._refill():  # requests may be past the end of one shard while another goes on
                     self._finish()
         except LoaderClosedError:
+            if self._ended == "exhausted":  # a thread that shares this iterator has reached the end meanwhile
+                raise StopIteration from None
             self._end("closed")
             raise
         return got
@@ -394,6 +398,7 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
         raise StopIteration
 
     def _end(self, reason: str) -> None:
+        self._ended = reason
         if self._closer.detach():
             self._resources.release(self._engine, reason)
         self._consumer = self._kept = None

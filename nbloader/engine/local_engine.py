@@ -235,8 +235,9 @@ class LocalEngine:
                     continue
             self.check_open(state.epoch)
             self._publish_failures(state)
-            state.task = state.produced = None
-            if delivery is not None and self._take(state, delivery):
+            taken = delivery is not None and self._take(state, delivery)
+            state.task = state.produced = None  # after an interrupt before this, the batch is produced again
+            if taken:
                 return delivery
 
     def _take(self, state: LocalIteration, delivery: Delivery) -> bool:
@@ -249,8 +250,9 @@ class LocalEngine:
             return False
         if self._paused:
             self._steps -= 1
-        self._last, self._last_at = task, _clock()
         state.delivered += 1
+        self._last_at = _clock()
+        self._last = task  # after an interrupt from here on, `check_complete` ends the iteration
         return True
 
     def _produce(self, state: LocalIteration, task: Task) -> Delivery | None:
@@ -309,10 +311,10 @@ class LocalEngine:
     def _producer(self, state: LocalIteration) -> LocalProducer:
         producer = state.producer
         if producer is None:
-            if self._setup is None:
-                raise RuntimeError("a batch can be produced only when a dataset is loaded")
-            shards = state.plan.shards
-            producer = state.producer = LocalProducer(self._setup, self._options, shards)
+            setup = self._setup
+            if setup is None:
+                raise LoaderClosedError(why_ended(closed=self.closed))
+            producer = state.producer = LocalProducer(setup, self._options, state.plan.shards)
             state.producers += 1
         return producer
 
@@ -380,8 +382,10 @@ class LocalEngine:
         self._wake(epoch)
         if state is not None and state.producer is not None and not state.running:
             state.producer.close()
-        if self._retired and not self._iterations:
-            self.close()
+        if not self._iterations:
+            self._steps = 0  # steps beyond the last batch of an epoch do not count for the next one
+            if self._retired:
+                self.close()
 
     # ---- pause, resume, step ------------------------------------------------------------------------------------
 
