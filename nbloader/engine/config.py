@@ -36,5 +36,7 @@ class EngineConfig:
     """`raise`, or `restart` to replace the worker that holds the batch."""
     max_restarts: int
     """Number of unexpected worker deaths that are tolerated over the lifetime of the loader."""
+    persistent: bool
+    """Whether the workers stay when an epoch ends. If false, they end with it, as in torch."""
     idle_timeout: float | None
     """Seconds without a request after which the workers are stopped; None for never."""

@@ -303,7 +303,6 @@ class Engine:
 
     def _forget_iterations(self) -> None:
         self._dispatcher.clear()
-        self._group.seeds.clear()
         self._failures.clear()
         self._skipped.clear()
 
@@ -512,7 +511,7 @@ class Engine:
 
     def is_taken(self) -> bool:
         """Whether the workers belong to an open iteration: they have the notebook's state from when it began."""
-        return self._group.begins_with_new_workers and self._exclusively(self._is_open)
+        return self._group.ends_with_epoch and self._exclusively(self._is_open)
 
     def _is_open(self) -> bool:
         self._execute_commands()  # an iteration that has ended may not be closed yet
@@ -528,12 +527,12 @@ class Engine:
         self._exclusively(self._open_iteration, epoch, plan)
 
     def _open_iteration(self, epoch: int, plan: EpochPlan) -> None:
-        self._group.seed = self._group.seeds[epoch] = plan.seed
+        self._group.seed = plan.seed
         self._output.use_this_context()
         self._last_request = time.monotonic()
         self._superseded = self._memory_released = False
         self._execute_commands()  # a restart requested earlier applies to this epoch
-        if self._group.begins_with_new_workers:
+        if self._group.ends_with_epoch:
             self._group.restart_all()
         self._raise(self._group.take_init_error())  # it arrived after the previous epoch had ended
         self._ensure_running()
@@ -899,7 +898,6 @@ class Engine:
 
     def _close_iteration(self, epoch: int) -> None:
         closed = self._dispatcher.close_iteration(epoch)
-        self._group.seeds.pop(epoch, None)
         self._skipped.closed(epoch)
         for outcome in closed.unclaimed:
             outcome.discard()
@@ -909,8 +907,8 @@ class Engine:
         self._cancel(closed.cancels)
         if self._retired and not self._dispatcher.iterations:
             self._close()
-        elif self._group.begins_with_new_workers and not self._dispatcher.iterations:
-            self._group.retire()
+        elif self._group.ends_with_epoch and not self._dispatcher.iterations:
+            self._group.end_epoch()
 
     def check_complete(self, epoch: int, *, drawn: int, held: int) -> None:
         """End an iteration if an interrupt has lost one of its batches.
@@ -1119,7 +1117,7 @@ class Engine:
             return "closed"
         if self._dispatcher.paused:
             return "paused"
-        if self._group.pool is None:
+        if self._group.pool is None or (self._group.ends_with_epoch and not self._dispatcher.iterations):
             return state
         if not self._group.ready:
             return "starting"

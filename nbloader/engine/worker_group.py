@@ -43,6 +43,7 @@ GRACE = 0.5
 MAX_FAILED_STARTS = 3
 """Number of consecutive workers with the same id that die before they are ready, after which the pool fails."""
 BY_REQUEST = "restarted by request"
+WITH_EPOCH = "ended with the epoch"
 WITH_SERVER = "ended with the process that it was started by"
 
 
@@ -123,8 +124,6 @@ class WorkerGroup:
         self._ended_server = ""  # the zygote or node whose end was last counted
         self.seed = 0
         """The base seed of the current epoch."""
-        self.seeds: dict[int, int] = {}
-        """The base seeds of the open iterations, by epoch."""
 
     # ---- start --------------------------------------------------------------------------------------------------
 
@@ -181,9 +180,9 @@ class WorkerGroup:
         self._setup = None
 
     @property
-    def begins_with_new_workers(self) -> bool:
-        """Whether each iteration begins with new workers, which are stopped when it ends."""
-        return self._config.options.fresh and self._config.kind.inherits(self._setup)
+    def ends_with_epoch(self) -> bool:
+        """Whether the workers end with the iteration that they were started for, as in torch."""
+        return not self._config.persistent
 
     @property
     def has_setup(self) -> bool:
@@ -213,7 +212,6 @@ class WorkerGroup:
         worker = 0
         try:
             self.pool = self._config.kind.create_pool()
-            self.pool.seeds = self.seeds
             self.pool.consumer = get_ident()
             for worker in range(len(self._slots)):
                 self._start_worker(worker)
@@ -316,7 +314,7 @@ class WorkerGroup:
             return
         exitcode = message.exitcode
         ended = WITH_SERVER if message.server else exit_phrase(exitcode)
-        reason = message.reason or (BY_REQUEST if handle.expected else ended)
+        reason = message.reason or handle.end_reason or (BY_REQUEST if handle.expected else ended)
         held, poisoned = self._dispatcher.worker_gone(
             handle.uid,
             blame=not (handle.expected or message.server),
@@ -478,6 +476,20 @@ class WorkerGroup:
         """Switch to another kind of worker: let the current workers leave, and requeue the batches that they held."""
         self.retire(0)
         self._config, self._setup = config, setup
+
+    def end_epoch(self) -> None:
+        """End the workers at the end of the iteration that they were started for."""
+        if self.pool is None:
+            return
+        for handle in list(self.pool.handles.values()):
+            handle.end_reason = handle.end_reason or WITH_EPOCH
+        if not self._config.kind.keeps_pool(self._setup):
+            self.retire()
+            return
+        for slot in self._slots:
+            if slot.handle is not None:
+                self._dismiss(slot.handle)
+                slot.handle, slot.exit_reason = None, ""
 
     def kill(self) -> None:
         """Kill all workers. Call `stop` afterwards to clean up."""

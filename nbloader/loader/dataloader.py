@@ -389,11 +389,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def _engine_demand(self) -> EngineDemand:
         """Collect what the attributes demand of the engine; as in torch, they may be assigned between epochs."""
         num_workers, persistent = self.num_workers, self.persistent_workers
-        fresh = num_workers > 0 and not persistent
+        ends_with_epoch = num_workers > 0 and not persistent
         streaming = None
         if self._is_iterable:
             streaming = IterableOptions(
-                self.drop_last, fresh=fresh, alone=not num_workers,
+                self.drop_last, fresh=ends_with_epoch, alone=not num_workers,
                 prepare=datapipes.preparation(self.dataset),
             )  # fmt: skip
         concurrency = self._config.concurrency if streaming is None and is_async(self.dataset) else 0
@@ -405,7 +405,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             adaptive_window=self._config.adapts_window(self._given("prefetch_factor"), self.prefetch),
             has_workers=num_workers > 0,
             persistent=persistent,
-            fresh=fresh,
+            ends_with_epoch=ends_with_epoch,
             batched=self._auto_collation,
             streaming=streaming,
             in_order=self.in_order,
@@ -1250,8 +1250,8 @@ class EngineDemand:
     has_workers: bool
     persistent: bool
     """Whether idle workers are never stopped."""
-    fresh: bool
-    """Whether workers begin each epoch as if they were new."""
+    ends_with_epoch: bool
+    """Whether the workers end with each epoch."""
     batched: bool
     """Whether samples are collated into batches."""
     streaming: IterableOptions | None
@@ -1283,7 +1283,6 @@ def _make_engine(config: LoaderConfig[Any], bus: ev.EventBus, demand: EngineDema
         start_method=torch_compat.start_method(demand.context),
         may_heal=torch_compat.may_heal(demand.context),
         in_order=demand.in_order,
-        fresh=demand.fresh,
         concurrency=config.concurrency,
         ray=config.ray,
     )
@@ -1305,6 +1304,7 @@ def _make_engine(config: LoaderConfig[Any], bus: ev.EventBus, demand: EngineDema
             timeout=demand.timeout,
             on_timeout=config.on_timeout,
             max_restarts=config.max_restarts,
+            persistent=not demand.ends_with_epoch,
             idle_timeout=None if demand.persistent else IDLE_TIMEOUT,
             concurrency=demand.concurrency,
             batch_size=demand.concurrent_size,

@@ -24,8 +24,6 @@ class WorkerStart(NamedTuple):
     """"torch" or "numpy": what the arrays of a batch become."""
     in_order: bool
     """Whether batches are delivered in order."""
-    fresh: bool
-    """Whether each iteration begins with a new copy of the dataset and functions."""
     streaming: IterableOptions | None
     """Options of an iterable dataset; None for a map-style dataset."""
     concurrency: int

@@ -89,8 +89,6 @@ class Kind(IntEnum):
     """To the worker: do not write to these segments again, since a forked process may have views of them."""
     REST = 17
     """To the worker: these segments were returned, and there is no work for now, so free memory."""
-    ITERATION = 18
-    """To the worker: the next task belongs to another iteration than the previous one."""
     STACKS = 22
     """From the worker: samples of its stacks."""
     SIGN = 24

@@ -21,7 +21,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from nbloader.batch.payload import BatchPayload
@@ -74,9 +73,6 @@ class WorkerOptions:
     in_order: bool = True
     """Whether batches are delivered in order. If so, a worker may claim several batches at once, because a slow batch
     delays the batches behind it anyway."""
-    fresh: bool = False
-    """Whether each iteration begins as if in new workers: with the dataset as it was sent, new seeds and a call of
-    `worker_init_fn` (torch's `persistent_workers=False`)."""
     concurrency: int = 1
     """Maximum number of samples of an asynchronous dataset that a worker has in flight."""
     seeders: bytes = b""
@@ -139,6 +135,8 @@ class WorkerHandle:
         """The exit code, as in `multiprocessing`; None while the worker runs, or if the exit code is unknown."""
         self.expected = False
         """Whether the end of the worker was requested."""
+        self.end_reason = ""
+        """Why its end was requested, for the event; "" if the user requested it."""
         self.held: tuple[int, ...] = ()
         """Numbers of the batches that were taken from the worker when its end was requested."""
         self.produced = 0
@@ -339,9 +337,6 @@ class WorkerPool(ABC):
     abstract are optional: not every kind needs them.
     """
 
-    seeds: Mapping[int, int] = MappingProxyType({})
-    """The base seeds of the open iterations, by epoch. The engine keeps them up to date."""
-
     consumer: int = 0
     """Identifier of the thread that iterates over the loader. The engine keeps it up to date."""
 
@@ -527,6 +522,14 @@ class WorkerKind(ABC):
 
     def inherits(self, setup: Any) -> bool:  # noqa: ARG002 - optional
         """Whether workers inherit the setup by being forked, so that only new workers see its current state.
+
+        Args:
+            setup: What `pack` returned.
+        """
+        return False
+
+    def keeps_pool(self, setup: Any) -> bool:  # noqa: ARG002 - optional
+        """Whether the pool is kept when its workers end with an epoch, because it costs more than the workers.
 
         Args:
             setup: What `pack` returned.

@@ -58,7 +58,6 @@ from nbloader.transport.zygote_process import LIFELINE, Run, WorkerFds
 from nbloader.workers import line_sampler, process_worker
 from nbloader.workers.api import LocalSetup, OutputTail, WorkerHandle, WorkerKind, WorkerOptions, WorkerPool
 from nbloader.workers.fork_safety import threaded_package
-from nbloader.workers.iterations import Parts
 from nbloader.workers.messages import (
     BatchDone,
     DescriptorsExhausted,
@@ -73,6 +72,7 @@ from nbloader.workers.messages import (
     WorkerLaunched,
     WorkerMessage,
 )
+from nbloader.workers.parts import Parts
 from nbloader.workers.run_state import RunState, RunStateReader
 from nbloader.workers.seeders import dump_seeders
 from nbloader.workers.status import PRODUCING, SHARED_STATUS_SIZE, SharedStatus, WorkerState
@@ -151,6 +151,10 @@ class ProcessKind(WorkerKind):
     def inherits(self, setup: Any) -> bool:
         """See `WorkerKind`."""
         return isinstance(setup, ForkSetup)
+
+    def keeps_pool(self, setup: Any) -> bool:
+        """See `WorkerKind`. A clean zygote forks the workers of the next epoch, too."""
+        return not self.inherits(setup)
 
     def clean(self, setup: Any) -> ProcessSetup | None:
         """See `WorkerKind`."""
@@ -257,11 +261,6 @@ class ProcessHandle(WorkerHandle):
         self.stderr = OutputTail()
         self.failed_samples: list[SampleFailure] = []
         """Samples that were skipped or replaced in the next batch that the worker sends."""
-        self.epoch = -1
-        """The iteration of the last task that was sent to the worker."""
-        self.environment: Environment | None = None
-        """The environment that the worker last took over from the notebook; None if it does not follow changes at the
-        beginning of an iteration."""
 
     @property
     def forked(self) -> bool:
@@ -354,8 +353,7 @@ class ProcessPool(WorkerPool):
     Args:
         start_method: "forkserver", "spawn" or "fork".
         output: "torch" or "numpy": what the arrays of a batch become.
-        environment: Returns the environment that workers take over from the notebook's process. It is called when an
-            iteration begins.
+        environment: Returns the environment that workers take over from the notebook's process when they start.
     """
 
     wakes_for_each = True
@@ -378,9 +376,6 @@ class ProcessPool(WorkerPool):
         """Whether the next worker must be forked from a new zygote."""
         self._started_with: Environment | None = None
         self._started_at = 0.0  # when it was read, monotonic
-        self._environment: Environment | None = None
-        self._environment_of = -1
-        """The iteration at whose beginning `_environment` was read."""
         _pools.add(self)
 
     @property
@@ -403,7 +398,7 @@ class ProcessPool(WorkerPool):
         forked = isinstance(setup, ForkSetup)
         start = WorkerStart(
             worker=worker, num_workers=options.num_workers, seed=options.seed, batched=options.batched,
-            output=options.output, in_order=options.in_order, fresh=options.fresh and not forked,
+            output=options.output, in_order=options.in_order,
             streaming=options.iterable, concurrency=options.concurrency,
             seeders=b"" if forked else options.seeders or dump_seeders(),
         )  # fmt: skip
@@ -516,7 +511,6 @@ class ProcessPool(WorkerPool):
         files = pickled.files()
         inherited, handed = InheritedState.of_this_process(pickled.spawning)
         environment = self._environment_at_start()
-        handle.environment = environment if start.fresh else None
         message = InitMessage(
             start=start, environment=environment, inherited=inherited, files=files._replace(fds=()),
             payload=pickled.data,
@@ -529,8 +523,7 @@ class ProcessPool(WorkerPool):
     def _environment_at_start(self) -> Environment:
         """Return the environment for a worker that is started. Reading it takes as long as starting a worker.
 
-        Workers that are started within `SAME_START` of each other get the same one. If it has changed since, they are
-        notified when the next iteration begins.
+        Workers that are started within `SAME_START` of each other get the same one.
         """
         now = time.monotonic()
         if self._started_with is None or now - self._started_at > SAME_START:
@@ -608,24 +601,11 @@ class ProcessPool(WorkerPool):
             else:
                 returned = []
                 handle.revoker.next_number += 1
-                if task.epoch != handle.epoch:
-                    handle.epoch = task.epoch
-                    frames.append((Kind.ITERATION, self._announcement(handle, task.epoch)))
                 frames.append((_TASK, message))
         segments.returned.extend(returned)  # not empty only if no task was sent
         if frames:
             self._send(handle, *frames)
         return refused
-
-    def _announcement(self, handle: ProcessHandle, epoch: int) -> bytes:
-        """Pickle the message that precedes the first task of an iteration: its seed, and any change of environment."""
-        changed = None
-        if handle.environment is not None:
-            if self._environment_of != epoch:  # read once per iteration for all workers
-                self._environment_of, self._environment = epoch, self._find_environment()
-            if handle.environment != self._environment:
-                handle.environment = changed = self._environment
-        return pickle.dumps((epoch, self.seeds.get(epoch, 0), tuple(self.seeds), changed), 5)
 
     def learn_layout(self, payload: BatchPayload) -> None:
         """See `WorkerPool`."""

@@ -44,8 +44,8 @@ from nbloader.transport.bootstrap import InitMessage, WorkerStart
 from nbloader.transport.channel import ROUND_ROBIN, Bytes, Channel, Kind
 from nbloader.transport.mp_objects import run_finalizers
 from nbloader.workers.fetcher import FetchedBatch, MapFetcher, is_async, raise_if_none
-from nbloader.workers.iterations import InheritedParts, Iteration, Iterations, Parts, PartsSource, PickledParts
 from nbloader.workers.line_sampler import LineSampler
+from nbloader.workers.parts import InheritedParts, Parts, PartsSource, PickledParts, WorkerParts
 from nbloader.workers.seeders import load_seeders
 from nbloader.workers.seeding import Seeding
 from nbloader.workers.status import SHARED_STATUS_SIZE, SharedStatus, WorkerState, WorkerStatus, is_abandoned
@@ -186,13 +186,13 @@ def _initialize(channel: Channel, assets: Assets) -> WorkerLoop | ConcurrentWork
     forget_use()
     try:
         load_seeders(start.seeders)
-        iterations = Iterations(start, assets.source())
+        parts = WorkerParts(start, assets.source())
     except Exception as error:  # noqa: BLE001 - whatever the user's code raises goes to the notebook
         channel.send(Kind.INIT_ERROR, pickle.dumps(describe(error)))
         return None
-    channel.send(Kind.READY, ROUND_ROBIN if iterations.round_robin else b"")
-    worker_loop = WorkerLoop(channel, start, iterations, status, claims, lines, assets.frames)
-    if start.streaming is None and is_async(iterations.current.parts.dataset):
+    channel.send(Kind.READY, ROUND_ROBIN if parts.round_robin else b"")
+    worker_loop = WorkerLoop(channel, start, parts, status, claims, lines, assets.frames)
+    if start.streaming is None and is_async(parts.dataset):
         claims.claim_one_by_one()
         return ConcurrentWorkerLoop(worker_loop, start.concurrency)
     return worker_loop
@@ -236,7 +236,7 @@ class WorkerLoop:
     Args:
         channel: The connection to the notebook's process.
         start: The options of the worker.
-        iterations: The copies of the dataset and functions.
+        parts: The dataset and functions.
         status: Where the worker publishes what it is doing.
         claims: Tells which queued tasks were revoked and given to other workers.
         lines: Samples what this process executes, on request.
@@ -247,7 +247,7 @@ class WorkerLoop:
         self,
         channel: Channel,
         start: WorkerStart,
-        iterations: Iterations,
+        parts: WorkerParts,
         status: WorkerStatus,
         claims: TaskClaims,
         lines: LineSampler,
@@ -258,31 +258,32 @@ class WorkerLoop:
         self._batched = start.batched
         self._status = status
         self._claims = claims
-        self._iterations = iterations
-        self._epoch = -1
-        dataset, collate_fn, _worker_init_fn, on_error = iterations.current.parts
+        self._parts = parts
+        dataset, collate_fn, on_error = parts.dataset, parts.collate_fn, parts.on_error
         self._iterable_fetcher: IterableFetcher | None = None
         self._encoder = BatchEncoder(start, collate_fn, self._send)
         self._output = start.output
-        self._map_fetcher: MapFetcher | SampleLoop
+        self._map_fetcher: MapFetcher | SampleLoop = MapFetcher(
+            dataset, batched=self._batched, collates=collate_fn is None, output=self._output,
+            status=status, on_error=on_error,
+        )  # fmt: skip
         self.samples: SampleLoop | None = None
         """Fetches the samples of an asynchronous dataset; None for other datasets."""
-        self._seeded = False
+        self._seed = Seeding(dataset, collate_fn, on_error).after(rng.seed_everything)
         self._draws: DrawWatch | None = None
         """Looks whether batches draw from generators of the dataset; None if there are none."""
         several = start.num_workers > 1
-        if several and start.streaming is None and iterations.round_robin:
+        if several and start.streaming is None and parts.round_robin:
             from nbloader.workers.fault_signs import DrawWatch  # not imported by other workers
 
             self._draws = DrawWatch(dataset, start.worker, self._report_sign)
-        self._use(iterations.current)
         if start.streaming is not None:
             from nbloader.workers.fault_signs import ShardWatch  # not imported by other workers
             from nbloader.workers.iterable_fetcher import IterableFetcher
 
             self._iterable_fetcher = IterableFetcher(
-                iterations.copy_dataset, dataset, (start.worker, start.num_workers), start.streaming, status, on_error,
-                context=ProcessContext(), report_state=self._report_state, seeded=self._seeded,
+                parts.copy_dataset, dataset, (start.worker, start.num_workers), start.streaming, status, on_error,
+                context=ProcessContext(), report_state=self._report_state, seeded=parts.seeded,
                 watch=ShardWatch(self._report_sign) if several else None,
             )  # fmt: skip
         self._chunk_writer: ChunkWriter | None = None
@@ -316,10 +317,8 @@ class WorkerLoop:
         self._process_cancels()
         while True:
             task = self._next_task()
-            if task.epoch != self._epoch and not self._switch(task.epoch):
-                return
             try:
-                if not self._seeded:
+                if not self._parts.seeded:
                     self._seed(task.seed)
                 self._produce(task)
             except Exception as error:  # whatever the dataset or collate_fn raises goes to the notebook
@@ -330,29 +329,6 @@ class WorkerLoop:
                 self._report_error(task, error)
             if self._draws is not None:
                 self._look_for_faults()
-
-    def _switch(self, epoch: int) -> bool:
-        """Switch to the tasks of another iteration. Return False if it cannot begin; the failure has been reported."""
-        self._epoch = epoch
-        before = self._iterations.current
-        try:
-            iteration = self._iterations.switch(epoch)
-        except Exception as error:  # noqa: BLE001 - whatever the user's code raises goes to the notebook
-            self._send(Kind.INIT_ERROR, pickle.dumps(describe(error)))
-            return False
-        if iteration is not before:
-            self._use(iteration)
-        return True
-
-    def _use(self, iteration: Iteration) -> None:
-        dataset, collate_fn, _worker_init_fn, on_error = iteration.parts
-        self._encoder.collate_fn = collate_fn
-        self._map_fetcher = MapFetcher(
-            dataset, batched=self._batched, collates=collate_fn is None, output=self._output,
-            status=self._status, on_error=on_error,
-        )  # fmt: skip
-        self._seeded = iteration.seeded
-        self._seed = Seeding(dataset, collate_fn, on_error).after(rng.seed_everything)
 
     def _next_task(self) -> TaskMessage:
         status = self._status
@@ -408,13 +384,7 @@ class WorkerLoop:
         self._pending = deque((_TASK, body) for body, _task in kept)
 
     def _process_note(self, kind: int, body: Bytes) -> None:
-        """Process a frame about segments, about the arenas of chunks, or about an iteration."""
-        if kind == Kind.ITERATION:
-            epoch, seed, open_epochs, environment = pickle.loads(body)
-            self._iterations.announce(epoch, seed, open_epochs)
-            if environment is not None:
-                environment.install()
-            return
+        """Process a frame about segments, or about the arenas of chunks."""
         number = int.from_bytes(body[:8], "little")
         if kind == Kind.SEGMENT:
             self._chunks.arenas.add(number, self._channel.take_fd())
@@ -541,9 +511,11 @@ class ConcurrentWorkerLoop:
         from nbloader.workers.sample_loop import SampleLoop  # imports asyncio, which other workers do not need
 
         self._worker = worker
-        self._samples = worker.samples = SampleLoop(
-            self, worker._status, concurrency=concurrency, batched=worker._batched, cpu_clock=_cpu_clock
-        )
+        parts = worker._parts
+        self._samples = worker._map_fetcher = worker.samples = SampleLoop(
+            self, parts.dataset, parts.on_error, worker._status, concurrency=concurrency, batched=worker._batched,
+            cpu_clock=_cpu_clock,
+        )  # fmt: skip
         self._readable = True
         """Whether the connection may have something to read."""
         self._loop: asyncio.AbstractEventLoop
@@ -553,6 +525,7 @@ class ConcurrentWorkerLoop:
         """See `WorkerLoop`."""
         self._worker._process_cancels()
         stack_probe.show_awaited(self._samples.awaited)
+        rng.thread_local.generators = self._worker._parts.info.rng
         self._samples.run()
 
     def attach(self, loop: asyncio.AbstractEventLoop, wake: Callable[[], None]) -> None:
@@ -600,19 +573,6 @@ class ConcurrentWorkerLoop:
         """See `BatchSource`."""
         return self._worker._claims.claim(task.sequence)
 
-    def switch(self, epoch: int) -> bool:
-        """See `BatchSource`."""
-        worker = self._worker
-        rng.thread_local.generators = None  # the global generators are seeded, for `worker_init_fn`
-        if not worker._switch(epoch):
-            return False
-        iterations = worker._iterations
-        iteration = iterations.current
-        self._samples.use(iteration.parts.dataset, iteration.parts.on_error, iterations.open_datasets())
-        worker._map_fetcher = self._samples
-        rng.thread_local.generators = iteration.info.rng
-        return True
-
     def produce(self, task: TaskMessage) -> None:
         """See `BatchSource`.
 
@@ -654,7 +614,7 @@ class BatchEncoder:
         self._output = start.output
         self._as_tensor = ArrayToBeTensor if start.output == "torch" else np.asarray
         self.collate_fn = collate_fn
-        """The user's function in the current iteration; None for the default."""
+        """The user's function; None for the default."""
         self._send = send
         self._segments = SegmentWriter(self._announce, self._retire)
         self._layouts: dict[Any, int] = {}

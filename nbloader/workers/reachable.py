@@ -1,4 +1,4 @@
-"""A bounded search of the objects that a dataset refers to, for random generators, thread-bound objects and changes.
+"""A bounded search of the objects that a dataset refers to, for random generators and thread-bound objects.
 
 A dataset may refer to millions of objects. At most `MAX_OBJECTS` of them are visited, the nearest ones first, and only
 the first items of large containers. A generator is usually an attribute of the dataset or of a transform, and rarely
@@ -13,7 +13,6 @@ import gc
 import itertools
 import random
 import sys
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -28,8 +27,6 @@ from nbloader.workers.seeders import Seedable, seeder_of
 MAX_OBJECTS = 5000
 MAX_ITEMS = 200
 """Maximum number of items of one container that are visited."""
-MAX_BYTES = 1 << 16
-"""Size up to which the content of an array is compared, in bytes."""
 _LEAVES = (type(None), bool, int, float, complex, str, bytes, np.ndarray, np.generic, ModuleType, CodeType)
 _CONSTRUCTORS = frozenset({"default_rng", "RandomState", "Generator", "Random"})
 """Names of the constructors of random generators in NumPy, torch and `random`."""
@@ -140,40 +137,6 @@ def global_generators() -> set[int]:
         found |= {id(legacy), id(legacy._bit_generator)}
     torch = sys.modules.get("torch")
     return found if torch is None else found | {id(torch.default_generator)}
-
-
-class Snapshot:
-    """A record of what objects referred to at some moment, for comparison with another snapshot.
-
-    Args:
-        roots: The objects.
-    """
-
-    def __init__(self, *roots: Any) -> None:
-        self._visited = [(obj, _describe(obj), list(_referents(obj))) for obj in _visit(roots)]
-        """The objects, their descriptions, and their referents. References are kept so that no new object can get the
-        same id."""
-
-    def __eq__(self, other: object) -> bool:
-        """Whether nothing has changed in the part that the snapshots cover."""
-        return isinstance(other, Snapshot) and self._described() == other._described()
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def _described(self) -> list[tuple[Any, ...]]:
-        return [(id(obj), described, *map(id, referents)) for obj, described, referents in self._visited]
-
-
-def _describe(obj: Any) -> tuple[Any, ...]:
-    if isinstance(obj, np.ndarray) and obj.dtype != object and obj.nbytes <= MAX_BYTES:
-        return (zlib.crc32(obj.tobytes()),)
-    if isinstance(obj, bytearray):
-        return len(obj), zlib.crc32(obj[:MAX_BYTES])
-    if isinstance(obj, (list, tuple, dict, set, frozenset)):
-        return (len(obj),)
-    if is_generator(obj):
-        return (object(),)  # never equal, because its state changes with each number that is drawn
-    return ()
 
 
 def _visit(roots: Iterable[Any], referents: Callable[[Any], Iterable[Any]] | None = None) -> Iterator[Any]:

@@ -89,9 +89,6 @@ class BatchSource(Protocol):
     def claim(self, task: Any) -> bool:
         """Claim a batch that was taken from the queue. Return False if the batch was revoked."""
 
-    def switch(self, epoch: int) -> bool:
-        """Begin another iteration. Return False if that failed; the failure has then been reported."""
-
     def produce(self, task: Any) -> None:
         """Collate and send a batch, whose samples `SampleLoop.fetch` returns."""
 
@@ -171,6 +168,8 @@ class SampleLoop:
 
     Args:
         source: Where batches come from, and where they go.
+        dataset: The dataset. It is closed at the end, if samples were fetched from it.
+        on_error: What to do with a sample that raises.
         status: Where the worker publishes what it is doing. It shows the oldest batch that is being fetched.
         concurrency: Maximum number of samples in flight.
         batched: Whether samples are collated into batches.
@@ -183,6 +182,8 @@ class SampleLoop:
     def __init__(
         self,
         source: BatchSource,
+        dataset: Any,
+        on_error: OnError,
         status: WorkerStatus,
         *,
         concurrency: int,
@@ -196,12 +197,11 @@ class SampleLoop:
         self._cpu_clock = cpu_clock
         self._cpu_used = cpu_clock()
         """CPU time that has already been attributed to batches, or was spent on collating them."""
-        self._dataset: Any = None
-        self._datasets: list[Any] = []
-        """The datasets that were used and have not been closed."""
-        self._on_error: OnError = "raise"
-        self._at_once = False
-        self._epoch: int | None = None
+        self._dataset = dataset
+        self._used = False
+        """Whether a sample was fetched."""
+        self._on_error: OnError = on_error
+        self._at_once = batched and awaits_whole_batches(dataset)
         self._running = 0
         """Number of samples that are running."""
         self._begun: dict[tuple[int, int], BegunBatch] = {}
@@ -226,24 +226,6 @@ class SampleLoop:
         self._wakeup: asyncio.Event
         """Wakes `_main` when something has arrived, or a batch is complete."""
 
-    def use(self, dataset: Any, on_error: OnError, open_datasets: Collection[Any] = ()) -> None:
-        """Change the dataset that samples are fetched from.
-
-        Args:
-            dataset: The dataset.
-            on_error: What to do with a sample that raises.
-            open_datasets: Other datasets that may be used again. All other datasets that were used before are closed.
-        """
-        self._dataset = dataset
-        self._on_error = on_error
-        self._at_once = self._batched and awaits_whole_batches(dataset)
-        keep = {id(dataset), *map(id, open_datasets)}
-        for old in [old for old in self._datasets if id(old) not in keep]:
-            self._datasets = [other for other in self._datasets if other is not old]
-            self._keep_until_done(asyncio.create_task(_close(old)))
-        if not any(old is dataset for old in self._datasets):
-            self._datasets.append(dataset)
-
     def run(self) -> None:
         """Produce batches until the worker must end.
 
@@ -262,7 +244,8 @@ class SampleLoop:
         self._wakeup = asyncio.Event()
         self._source.attach(self._loop, self._wakeup.set)
         try:
-            while self._fatal is None and self._source.receive() and self._context.run(self._start_samples):
+            while self._fatal is None and self._source.receive():
+                self._context.run(self._start_samples)
                 self._publish()
                 if self._done:
                     await asyncio.sleep(0)  # let the samples that were just started run first
@@ -274,37 +257,34 @@ class SampleLoop:
             self._source.detach()
             for batch in tuple(self._begun.values()):
                 self._close(batch)
-            await asyncio.gather(*map(_close, self._datasets))
+            if self._used:
+                await _close(self._dataset)
         if self._fatal is not None:
             raise self._fatal
 
     # ---- samples --------------------------------------------------------------------------------------------------
 
-    def _start_samples(self) -> bool:
-        """Start samples in `_context`, up to `concurrency` at a time. Return False if the worker must end."""
+    def _start_samples(self) -> None:
+        """Start samples in `_context`, up to `concurrency` at a time."""
         while self._running < self._concurrency:
             batch = self._starting
             if batch is None:
                 queued = self._next or self._source.next_batch()
                 self._next = queued
                 if queued is None or not self._may_begin(queued):
-                    return True
+                    return
                 self._next = None
                 if not self._source.claim(queued.task):
                     continue
-                if queued.epoch != self._epoch:
-                    if not self._source.switch(queued.epoch):
-                        return False
-                    self._epoch = queued.epoch
+                self._used = True
                 batch = self._begin(queued)
                 if batch is None:
                     continue
             self._start(batch)
-        return True
 
     def _may_begin(self, queued: QueuedBatch) -> bool:
         first = next(itertools.chain(self._begun.values(), self._done), None)
-        return first is None or (queued.epoch == self._epoch and not queued.alone and not first.queued.alone)
+        return first is None or not (queued.alone or first.queued.alone)
 
     def _begin(self, queued: QueuedBatch) -> BegunBatch | None:
         """Begin a batch. Return None if it is already complete: without samples, or with indices that are an error."""

@@ -21,7 +21,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -242,7 +242,7 @@ class ThreadPool(WorkerPool):
         """
         concurrent = options.iterable is None and is_async(setup.dataset)
         handle = ThreadHandle(worker, self._messages, LoopInbox() if concurrent else queue.SimpleQueue())
-        thread_worker = ThreadWorker(handle, options, setup, self._messages, self.seeds)
+        thread_worker = ThreadWorker(handle, options, setup, self._messages)
         handle.thread = threading.Thread(target=thread_worker.run, name=f"nbloader-worker-{worker}", daemon=True)
         self._handles[handle.uid] = handle
         self._messages.put(WorkerLaunched(handle.uid))
@@ -350,7 +350,6 @@ class ThreadWorker:
         options: The configuration of the worker.
         setup: The dataset and functions.
         messages: The queue to which the worker reports.
-        seeds: The base seeds of the open iterations, by epoch.
     """
 
     def __init__(
@@ -359,9 +358,7 @@ class ThreadWorker:
         options: WorkerOptions,
         setup: LocalSetup,
         messages: MessageQueue,
-        seeds: Mapping[int, int],
     ) -> None:
-        self._seeds = seeds
         self._handle = handle
         self._options = options
         self._shared = setup
@@ -447,12 +444,6 @@ class ThreadWorker:
             holds_generator(*parts, seeded=not self._shares_objects) or (self._shares_objects and bool(Seeding(*parts)))
         )
 
-    def _begin_iteration(self, context: ThreadContext, epoch: int) -> bool:
-        """Begin another iteration as a new worker would. Return False if that failed; the failure has been reported."""
-        base_seed = self._seeds.get(epoch, self._options.seed)
-        context.set_worker_info(self._info(base_seed))
-        return self._initialize(context, base_seed)
-
     def _create_builder(self, context: ThreadContext, samples: SampleLoop | None = None) -> BatchBuilder:
         """Create the batch builder. Iterable datasets are read from shallow copies, each with its own attributes."""
         options, setup, uid = self._options, self._setup, self._handle.uid
@@ -481,24 +472,12 @@ class ThreadWorker:
     def _produce_batches(self, context: ThreadContext, tasks: queue.SimpleQueue[Item]) -> None:
         """Produce batches until the worker is stopped."""
         status, uid = self._status, self._handle.uid
-        seeding = self._seeding()
-        seed = seeding.after(context.seed)
+        seed = self._seeding().after(context.seed)
         builder = self._create_builder(context)
-        fresh = self._options.fresh and builder.iterable_fetcher is None
-        epoch: int | None = None
         while True:
             task = self._next_task(builder.iterable_fetcher, tasks)
             if task is None:
                 return
-            if task.epoch != epoch:
-                if epoch is not None and fresh:
-                    if seeding:  # the dataset may have changed since it was copied
-                        self._setup = self._own_setup()
-                        builder, seeding = self._create_builder(context), self._seeding()
-                        seed = seeding.after(context.seed)
-                    if not self._begin_iteration(context, task.epoch):
-                        return
-                epoch = task.epoch
             status.epoch, status.number = task.epoch, task.job
             try:
                 outcome = builder.build_outcome(task, seed)
@@ -544,11 +523,12 @@ class ConcurrentThreadWorker:
         self._context = context
         self._inbox = inbox
         self._handle = worker._handle
-        self._epoch: int | None = None
         self._tasks: collections.deque[Task] = collections.deque()
         options = worker._options
         self.samples = SampleLoop(
             self,
+            worker._setup.dataset,
+            worker._setup.on_error,
             worker._status,
             concurrency=options.concurrency,
             batched=options.batched,
@@ -592,17 +572,6 @@ class ConcurrentThreadWorker:
             self._handle.pending.remove((task.epoch, task.job))
         except KeyError:  # it was cancelled or revoked
             return False
-        return True
-
-    def switch(self, epoch: int) -> bool:
-        """See `BatchSource`."""
-        worker = self._worker
-        before, self._epoch = self._epoch, epoch
-        if before is not None and worker._options.fresh:
-            worker._setup = worker._own_setup()
-            if not worker._begin_iteration(self._context, epoch):
-                return False
-        self.samples.use(worker._setup.dataset, worker._setup.on_error)
         return True
 
     def produce(self, task: Task) -> None:

@@ -172,8 +172,6 @@ class Node:
         self._layouts[command.uid], self._tasks[command.uid] = {}, {}
 
     def _submit(self, command: SubmitTasks) -> None:
-        if command.seeds is not None:
-            self._pool.seeds = command.seeds
         handle = self._handles.get(command.uid)
         if handle is None or handle.gone:
             return  # its end has been reported, or is about to be

@@ -57,6 +57,8 @@ SUSPECT = 30.0
 """Seconds for which a node is avoided after a link to it was lost: Ray may take this long to notice a dead node."""
 LONG_OPENING = 8.0
 """Seconds after which a notice in the cell says that a node has not started its actor."""
+SAME_START = 1.0
+"""Seconds between the starts of workers within which they get the same environment of the notebook's process."""
 MAX_PLACEMENTS = 5
 """Maximum number of nodes on which the pool tries to start a worker, if they are lost one after another."""
 CLOSE_TIMEOUT = 3.0
@@ -81,6 +83,10 @@ class RayKind(WorkerKind):
     cluster: RayCluster
     in_process: ClassVar[bool] = False
     deep_bytes: ClassVar[int | None] = 128 << 20  # a round trip to another machine takes a few ms
+
+    def keeps_pool(self, setup: Any) -> bool:  # noqa: ARG002
+        """See `WorkerKind`. The actors on the nodes run the workers of the next epoch, too."""
+        return True
 
     @classmethod
     def of(cls, options: WorkerOptions) -> RayKind:
@@ -183,9 +189,8 @@ class RayPool(WorkerPool):
         self._handles: dict[int, RayHandle] = {}
         self._messages = MessageQueue()
         self._batches = IncomingBatches()
-        self._seeds_sent: dict[NodeLink, dict[int, int]] = {}
         self._environment = Environment.of_this_process()
-        self._epoch = -1  # the epoch at whose beginning `_environment` was read
+        self._environment_read = time.monotonic()
         self._changed = threading.Condition()
         """Guards the attributes below."""
         self._links: list[NodeLink] = []
@@ -222,6 +227,7 @@ class RayPool(WorkerPool):
             DatasetTransferError: The dataset does not fit into an object store.
         """
         setup.put(self._options)
+        self._update_environment()
         handle = RayHandle(worker, self._batches.reader, self._send, self._request_stack)
         self._handles[handle.uid] = handle
         with self._changed:
@@ -251,18 +257,16 @@ class RayPool(WorkerPool):
             else:
                 handle.sent += 1
                 task.sequence = handle.sent
-                self._announce(task.epoch)
         if dumped:
-            seeds = dict(self.seeds)
-            unchanged = self._seeds_sent.get(link) == seeds
-            self._seeds_sent[link] = seeds
-            self._send(handle, SubmitTasks(uid, None if unchanged else seeds, dumped))
+            self._send(handle, SubmitTasks(uid, dumped))
         return refused
 
-    def _announce(self, epoch: int) -> None:
-        """Before the first task of an iteration, send the nodes the environment of this process if it has changed."""
-        if epoch != self._epoch:
-            self._epoch, before, self._environment = epoch, self._environment, Environment.of_this_process()
+    def _update_environment(self) -> None:
+        """Before a worker starts, send the nodes the environment of this process if it has changed."""
+        now = time.monotonic()
+        if now - self._environment_read > SAME_START:
+            self._environment_read = now
+            before, self._environment = self._environment, Environment.of_this_process()
             if self._environment != before:
                 with self._changed:
                     for other in self._links:
@@ -586,7 +590,6 @@ class RayPool(WorkerPool):
                 link.handles.clear()
                 link.outbox.clear()
                 self._links.remove(link)
-                self._seeds_sent.pop(link, None)
             self._changed.notify()
 
     def _on_lost(self, link: NodeLink) -> None:

@@ -60,8 +60,6 @@ class SubmitTasks(NamedTuple):
     """Send tasks to a worker."""
 
     uid: int
-    seeds: dict[int, int] | None
-    """The base seeds of the open iterations, by epoch; None if they have not changed."""
     tasks: list[bytes]
     """The tasks, each a pickled `SentTask`."""
 

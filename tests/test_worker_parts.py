@@ -15,7 +15,7 @@ from torch.utils.data import IterableDataset
 
 from nbloader import DataLoader, get_worker_info
 from nbloader._util import rng
-from nbloader.workers.reachable import Snapshot, holds_generator
+from nbloader.workers.reachable import holds_generator
 
 
 class Counter(Numbers):
@@ -207,19 +207,6 @@ def test_generators_are_found(obj):
 )  # fmt: skip
 def test_what_draws_from_the_seeded_generators_or_not_at_all_holds_none(obj):
     assert not holds_generator(obj)
-
-
-@pytest.mark.unit
-@pytest.mark.parametrize("change", [
-    lambda box: setattr(box, "new", 1), lambda box: box.items[0].append(1), lambda box: box.items[1].update(a=2),
-    lambda box: box.items[2].fill(1), lambda box: box.items[1]["deep"].append(3), lambda box: box.items[3].add(4),
-])  # fmt: skip
-def test_a_snapshot_shows_a_change(change):
-    box = Box([1, 2], {"a": 1, "deep": [[], []]}, np.zeros(5), {1})
-    before = Snapshot(box)
-    assert Snapshot(box) == before
-    change(box)
-    assert Snapshot(box) != before
 
 
 # ---- whether a generator was seeded: pure ---------------------------------------------------------------------------

@@ -1,0 +1,141 @@
+"""What a worker process is given: its copy of the dataset and functions, and the seeds of its random generators.
+
+Unless workers are persistent, they end with the iteration that they were started for, as torch's do. The next iteration
+then begins in new processes, with the notebook's current dataset and a call of `worker_init_fn`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+from typing import Any, NamedTuple, Protocol
+
+from nbloader._util import rng
+from nbloader._util.import_hooks import when_imported
+from nbloader.transport.bootstrap import WorkerStart
+from nbloader.transport.dataset_payload import Files, load_shared
+from nbloader.workers.fetcher import is_async
+from nbloader.workers.reachable import holds_generator
+from nbloader.workers.worker_info import (
+    ProcessContext,
+    WorkerInfo,
+    collate_tensors_in_private_memory,
+    set_torch_worker_info,
+)
+
+
+class Parts(NamedTuple):
+    """One copy of the dataset and functions that a worker is sent."""
+
+    dataset: Any
+    collate_fn: Any
+    worker_init_fn: Any
+    on_error: Any
+
+
+class PartsSource(Protocol):
+    """A source of copies of the dataset and functions."""
+
+    def load(self) -> Parts:
+        """Make a copy.
+
+        Raises:
+            Exception: Whatever the user's code raises.
+        """
+
+
+class PickledParts:
+    """A source that rebuilds copies from a pickle.
+
+    Args:
+        payload: The pickle; see `InitMessage`.
+        files: The files of the dataset's large arrays. This object owns the descriptors.
+    """
+
+    def __init__(self, payload: bytes, files: Files) -> None:
+        self._payload = payload
+        self._files = files
+
+    def load(self) -> Parts:
+        """See `PartsSource`."""
+        files = self._files._replace(fds=tuple(map(os.dup, self._files.fds)))
+        return Parts(*load_shared(self._payload, files))
+
+
+class InheritedParts:
+    """The source in a forked worker. The first "copy" is the inherited objects, which may hold open files, for example.
+
+    Further copies are made for an iterable dataset, if the worker takes over the shard of another worker. All copies
+    share the functions. The dataset is deep-copied, or copied shallowly if that fails, or shared if that fails, too.
+
+    Args:
+        parts: The objects of the notebook.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._given = False
+
+    def load(self) -> Parts:
+        """See `PartsSource`."""
+        if not self._given:
+            self._given = True
+            return self._parts
+        dataset = self._parts.dataset
+        for duplicate in (copy.deepcopy, copy.copy):
+            with contextlib.suppress(Exception):  # copying runs the user's code, which may raise anything
+                return self._parts._replace(dataset=duplicate(dataset))
+        return self._parts
+
+
+class WorkerParts:
+    """The dataset and functions of a worker process, after the call of `worker_init_fn`.
+
+    Args:
+        start: The options of the worker.
+        source: Where the dataset and functions come from.
+
+    Raises:
+        Exception: Whatever rebuilding the dataset or `worker_init_fn` raises.
+    """
+
+    def __init__(self, start: WorkerStart, source: PartsSource) -> None:
+        self._source = source
+        self.dataset, self.collate_fn, worker_init_fn, self.on_error = source.load()
+        when_imported("torch", _set_up_torch)
+        seed = start.seed + start.worker
+        asynchronous = start.streaming is None and is_async(self.dataset)
+        self.info = WorkerInfo(
+            start.worker, start.num_workers, seed, self.dataset, rng.TaskGenerators() if asynchronous else None
+        )
+        """What `get_worker_info()` returns."""
+        ProcessContext().set_worker_info(self.info)
+        rng.seed_everything(seed)
+        self.seeded = False
+        """Whether `worker_init_fn` has seeded a generator. If so, batches are not seeded: as in torch, the worker draws
+        from its own generators throughout."""
+        if worker_init_fn is not None:
+            worker_init_fn(start.worker)
+            self.seeded = rng.was_seeded()
+        self.round_robin = self.seeded or (
+            start.streaming is None
+            and holds_generator(self.dataset, self.collate_fn, worker_init_fn, self.on_error, seeded=not asynchronous)
+        )
+        """Whether the worker draws from generators that are not seeded for each batch."""
+
+    def copy_dataset(self) -> tuple[Any, Any]:
+        """Make another copy of the dataset and `worker_init_fn`, for an `IterableFetcher`."""
+        parts = self._source.load()
+        return parts.dataset, parts.worker_init_fn
+
+
+def _set_up_torch() -> None:
+    """Set up torch after it was imported, possibly by a sample, and seed it like the other libraries."""
+    import torch
+
+    set_torch_worker_info()
+    collate_tensors_in_private_memory()
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+    rng.seed_torch()
