@@ -70,7 +70,7 @@ def _children(path: str, value: Any) -> Iterable[Attribute]:
         parts = {"func": value.func, "args": value.args, "keywords": value.keywords}
     elif isinstance(value, MethodType):
         parts = {"__self__": value.__self__}
-    elif not path or path.rpartition(".")[2] in ("dataset", "datasets") or not _of_package(cls):
+    elif not path or path.rpartition(".")[2] in ("dataset", "datasets") or not is_of_package(cls):
         own = list(attributes_of(value).items())[:MAX_OBJECTS]
         parts = {**_plain_defaults(cls), **dict(own)}
     else:
@@ -84,7 +84,7 @@ def _plain_defaults(cls: type) -> dict[str, Any]:
     return {
         name: value
         for base in reversed(cls.__mro__)
-        if not _of_package(base)
+        if not is_of_package(base)
         for name, value in vars(base).items()
         if not name.startswith("__") and isinstance(value, PLAIN)
     }
@@ -95,7 +95,7 @@ def _first(value: dict[Any, Any]) -> list[Any]:
 
 
 @functools.lru_cache(maxsize=1024)
-def _of_package(cls: Any) -> bool:
+def is_of_package(cls: Any) -> bool:
     """Whether a class belongs to Python or to an installed package."""
     file = getattr(sys.modules.get(cls.__module__), "__file__", None)
     return cls.__module__ == "builtins" or (isinstance(file, str) and is_installed(file))

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from nbloader._util.attributes import Attribute, walk
+from nbloader._util.attributes import Attribute, is_of_package, walk
 from nbloader.events.silent_faults import FaultSign, GeneratorDrawn, ShardBegun
 from nbloader.workers import worker_info
 from nbloader.workers.reachable import global_generators, is_generator
@@ -65,16 +65,18 @@ def _generators(dataset: Any) -> list[Attribute]:
     """Return the random generators of a dataset: in its attributes, its classes, and the globals of their methods."""
     shared = global_generators()
     found: dict[int, Attribute] = {}
+    classes: set[Any] = set()
     for attribute in (Attribute("", dataset), *walk(dataset)):
-        for each in (attribute, *_of_class(type(attribute.value))):
+        cls: Any = type(attribute.value)
+        of_class = [] if cls in classes or is_of_package(cls) else _of_class(cls)
+        classes.add(cls)
+        for each in (attribute, *of_class):
             if is_generator(each.value) and id(each.value) not in shared:
                 found.setdefault(id(each.value), each)
     return list(found.values())
 
 
 def _of_class(cls: type) -> list[Attribute]:
-    if cls.__module__ == "builtins":
-        return []
     found = []
     for name, value in vars(cls).items():
         found.append(Attribute(name, value))
