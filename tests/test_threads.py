@@ -392,7 +392,7 @@ def test_a_thread_that_ends_is_replaced_and_a_batch_that_ends_three_fails(capsys
 
 def test_a_stuck_thread_is_replaced_at_once_and_its_result_is_discarded():
     dataset = Gate(40, bad=5)
-    with threaded(dataset, 2) as loader:
+    with threaded(dataset, 2, persistent_workers=True) as loader:
         epoch = iter(loader)
         got = flat([next(epoch), next(epoch)])
         assert dataset.reached.wait(90)
@@ -433,7 +433,7 @@ def test_repeated_restarts_lose_nothing():
 
 
 def test_the_number_of_workers_changes_within_an_epoch():
-    with threaded(Slow(200, wait=0.002), 2, num_workers=1) as loader:
+    with threaded(Slow(200, wait=0.002), 2, num_workers=1, persistent_workers=True) as loader:
         epoch = iter(loader)
         got = [next(epoch) for _ in range(5)]
         loader.num_workers = 5
@@ -589,7 +589,7 @@ def test_the_descriptor_waits_for_a_group_of_batches_but_not_for_anything_else()
 
 
 def test_the_threads_of_an_unreferenced_loader_end():
-    loader = threaded(Numbers(10), 2)
+    loader = threaded(Numbers(10), 2, persistent_workers=True)
     list(loader)
     assert len(worker_threads()) == 2
     del loader

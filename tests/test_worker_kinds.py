@@ -197,7 +197,7 @@ def test_its_workers_are_restarted_and_resized_like_others():
             return [event.reason for event in list(loader.events.history) if isinstance(event, ev.WorkerDied)]
 
         wait_for(lambda: len(reasons()) >= 2)  # they may be reported after the last batch
-        assert reasons() == ["restarted by request"] * 2
+        assert reasons()[:2] == ["restarted by request"] * 2
 
 
 def test_an_iterator_that_is_left_early_cancels_its_batches():

@@ -15,9 +15,8 @@ Between the end of a sample and the start of the next one, one sample fewer is i
 same turn of the loop, for example all samples that were started together. The task of a sample that ends therefore
 creates the task of the next sample directly, and `_main` lets new tasks run before it collates a batch.
 
-Iterations do not overlap in a worker: `_main` begins the next iteration when all batches of the previous one have been
-handed over. If two workers died while they were processing a certain batch, that batch is produced alone, to show
-whether it is the cause.
+If two workers died while they were processing a certain batch, that batch is produced alone, to show whether it is the
+cause.
 
 Each sample draws from its own random generators. They are seeded with the seed of the batch and the position of the
 sample (`rng.seed_task`), so a sample draws the same numbers in whatever order the samples run. `collate_fn` and
