@@ -225,7 +225,7 @@ class InlinePool(WorkerPool):
         """See `WorkerPool`."""
         return self._handles
 
-    def fileno(self, uid: int | None = None) -> int | None:  # noqa: ARG002
+    def fileno(self) -> int | None:
         """Return None: no message arrives while the consumer blocks."""
         return None
 
