@@ -57,11 +57,11 @@ from nbloader.events.gauges import Gauges, WorkerGauge
 from nbloader.events.stack_samples import StackCount
 from nbloader.metrics.usage_probe import WorkerThread
 from nbloader.sampling.epoch_plan import ChunkSpec, EpochPlan, PlannedBatch
-from nbloader.scheduler.dispatcher import Cancel, Delay, Dispatcher, Revoke, WaitPlan
+from nbloader.scheduler.dispatcher import Cancel, Delay, Dispatcher, WaitPlan
 from nbloader.scheduler.iteration import Delivery
-from nbloader.scheduler.prefetch import GROUP_WAIT, PrefetchPolicy
+from nbloader.scheduler.prefetch import Window
 from nbloader.transport import stack_probe
-from nbloader.workers.api import WorkerKind, WorkerPool, WorkerSetup
+from nbloader.workers.api import WorkerKind, WorkerSetup
 from nbloader.workers.in_process import seeded_collate
 from nbloader.workers.messages import (
     BatchDone,
@@ -72,7 +72,6 @@ from nbloader.workers.messages import (
     ShardExhausted,
     SignSeen,
     StacksSampled,
-    TasksRevoked,
     WorkerGone,
     WorkerInitFailed,
     WorkerInitialized,
@@ -132,7 +131,6 @@ class Wait(NamedTuple):
     """
 
     plan: WaitPlan
-    pool: WorkerPool | None
     fileno: int | None
     """A descriptor that becomes readable when a worker has sent a message; None if there is none."""
 
@@ -169,22 +167,24 @@ class Engine:
         self.silent_faults = SilentFaults()
         """Warnings that are due to the consumer."""
         self._config = config
-        self._policy = PrefetchPolicy(
+        self._window = window = Window(
             config.num_workers,
             prefetch_factor=config.prefetch_factor,
             prefetch=config.prefetch,
             adaptive=config.adaptive_window,
             concurrency=config.concurrency,
-            deep_bytes=config.kind.deep_bytes,
         )
         if config.batch_size is not None:
-            self._policy.expect(config.batch_size)
-        self._dispatcher: Dispatcher[BatchOutcome] = Dispatcher(self._policy, round_robin=config.round_robin)
+            self._window.expect(config.batch_size)
+        self._dispatcher: Dispatcher[BatchOutcome] = Dispatcher(
+            self._window, round_robin=config.round_robin, cancels_begun=config.concurrency > 0
+        )
         self._events: collections.deque[ev.Event] = collections.deque()  # published after the lock is released
         self._output = WorkerOutput()
         self._group = WorkerGroup(
             self._events.append, self._dispatcher, config, on_message=self._handle, notify=self._output.notify,
             wake_consumers=self._wake_consumers, wake_supervisor=self._wake_supervisor,
+            production_ns=lambda: window.produce_ns,
         )  # fmt: skip
         # Read without holding the lock: only the consumer adds batches, and a stale count merely delays a request.
         self.refill_size = self._dispatcher.refill_size
@@ -212,7 +212,6 @@ class Engine:
             BatchDone: self._on_batch_done,
             ShardExhausted: self._on_shard_exhausted,
             ShardAdvanced: self._on_shard_advanced,
-            TasksRevoked: self._on_tasks_revoked,
             OutputText: self._on_output,
             StacksSampled: self._on_stacks_sampled,
             SignSeen: self._on_sign_seen,
@@ -237,7 +236,7 @@ class Engine:
     @property
     def prefetches(self) -> bool:
         """Whether batches are requested before the consumer asks for them."""
-        return self._policy.prefetches
+        return self._window.prefetches
 
     # ---- the lock -----------------------------------------------------------------------------------------------
 
@@ -348,16 +347,11 @@ class Engine:
     # ---- one round ----------------------------------------------------------------------------------------------
 
     def _drive(self) -> None:
-        """Run one round: receive from the workers, execute commands, assign batches, steal work."""
+        """Run one round: receive from the workers, execute commands, assign batches."""
         self._receive()
         if self._commands:
             self._execute_commands()
         self._assign()
-        while self._dispatcher.can_steal():
-            revoke = self._dispatcher.steal_work(_clock(), self._group.busy_since())
-            if revoke is None or not self._revoke(revoke):
-                return
-            self._assign()
 
     def _receive(self) -> None:
         handlers, group = self._handlers, self._group
@@ -390,13 +384,6 @@ class Engine:
                 why = f"the indices {abbreviated(task.indices)} of batch {task.number} cannot be pickled: {error}"
                 self._dispatcher.result(uid, task.epoch, task.job, LoaderFailure(DatasetTransferError(why)), now)
 
-    def _revoke(self, revoke: Revoke) -> bool:
-        """Take jobs back from a worker. Return whether at least one was taken back."""
-        pool = self._group.pool
-        tasks = [] if pool is None else pool.revoke(revoke.worker, revoke.tasks)
-        self._dispatcher.revoked(revoke.worker, tasks)
-        return bool(tasks)
-
     def _cancel(self, cancels: list[Cancel]) -> None:
         pool = self._group.pool
         if pool is not None:
@@ -423,7 +410,7 @@ class Engine:
             if task.parent is not None and self._group.pool is not None:
                 chunks = len(task.parent.chunks)
                 self._group.pool.learn_layout(cast("BatchPayload", outcome))
-            self._policy.observe(outcome.nbytes, outcome.produce_ns, chunks)
+            self._window.observe(outcome.nbytes, outcome.produce_ns, chunks)
             if self._memory.due(outcome.nbytes):
                 self._limit_window()
         self._wake_consumer(message.epoch)
@@ -432,17 +419,12 @@ class Engine:
 
     def _limit_window(self) -> None:
         """Limit the prefetch window to the available memory. The first time, print a notice in the cell."""
-        policy, memory = self._policy, self._memory
+        window, memory = self._window, self._memory
         iterations = self._dispatcher.iterations.values()
         arrived = sum(state.reorder.reordering + state.reorder.ready for state in iterations)
-        if not policy.afford(memory.affordable(policy.nbytes, arrived)):
-            return
-        for revoke in self._dispatcher.take_back():
-            self._revoke(revoke)
-        if not self._memory_noticed:
+        if window.limit(memory.affordable(window.nbytes, arrived)) and not self._memory_noticed:
             self._memory_noticed = True
-            window, planned = policy.window, policy.planned_window
-            self._output.notify(memory_notice(policy.nbytes, memory.measured, window, planned))
+            self._output.notify(memory_notice(window.nbytes, memory.measured, window.size, window.planned))
 
     def _record_failure(self, task: Task, failure: Any) -> None:
         event = failure.to_event(_clock(), task.epoch, task.number, task.indices)
@@ -465,11 +447,6 @@ class Engine:
         state = self._dispatcher.iterations.get(message.epoch)
         if state is not None and state.shards is not None:
             state.shards.advance(message.shard, message.position, message.state, message.problem)
-
-    def _on_tasks_revoked(self, message: TasksRevoked) -> None:
-        jobs = set(message.jobs)
-        held = self._dispatcher.held_by(message.uid)
-        self._dispatcher.revoked(message.uid, [task for task in held if (task.epoch, task.job) in jobs])
 
     def _on_output(self, message: OutputText) -> None:
         self._output.add(message.stream, message.text)
@@ -537,7 +514,7 @@ class Engine:
         self._raise(self._group.take_init_error())  # it arrived after the previous epoch had ended
         self._ensure_running()
         chunks = plan.chunk_spec
-        revokes = self._dispatcher.open_iteration(
+        self._dispatcher.open_iteration(
             epoch,
             in_order=self._config.in_order,
             first=plan.first,
@@ -546,8 +523,6 @@ class Engine:
             join=None if chunks is None else functools.partial(self._join, chunks),
             on_empty=plan.delivered,
         )
-        for revoke in revokes:
-            self._revoke(revoke)
         self._wake_consumers()  # those of the iterations that were parked just now
 
     def add(self, epoch: int, batches: Iterable[PlannedBatch], *, soon: bool = False) -> None:
@@ -564,7 +539,7 @@ class Engine:
     def _add(self, epoch: int, batches: Iterable[PlannedBatch], soon: bool) -> None:
         if epoch not in self._dispatcher.iterations:
             return
-        if self._policy.concurrency:
+        if self._window.concurrency:
             batches = self._expect(epoch, list(batches))
         for indices, seed in batches:
             self._dispatcher.add(epoch, indices, seed)
@@ -577,7 +552,7 @@ class Engine:
         """Tell the policy the sizes of batches before it decides how many of them a worker may hold."""
         chunk = self._dispatcher.iterations[epoch].chunk_size
         for indices, _seed in batches:
-            self._policy.expect(len(indices) if self._config.options.batched else 1, chunk)
+            self._window.expect(len(indices) if self._config.options.batched else 1, chunk)
         return batches
 
     def next_batch(self, epoch: int, wakeup: Wakeup, refill: Callable[[], bool]) -> Delivery | None:
@@ -650,7 +625,6 @@ class Engine:
         self._driving = -1
         self._last_request = time.monotonic()
         if delivery is not None:
-            self._policy.adapt()
             self._last = delivery.task
             reorder = state.reorder
             delivery.in_flight = dispatcher.in_flight(epoch)
@@ -659,8 +633,8 @@ class Engine:
         if not dispatcher.outstanding(epoch):
             return None, None
         self._waiting[epoch] = wakeup
-        plan, pool = dispatcher.plan_wait(epoch, first=first), self._group.pool
-        return None, Wait(plan, pool, None if pool is None else pool.fileno(plan.producer))
+        plan, pool = dispatcher.plan_wait(epoch), self._group.pool
+        return None, Wait(plan, None if pool is None else pool.fileno())
 
     def _next(self, epoch: int) -> Delivery | None:
         """Return the next batch that is ready and has samples; None if there is none."""
@@ -699,28 +673,19 @@ class Engine:
 
     def _wait(self, wakeup: Wakeup, timer: WaitTimer, epoch: int, wait: Wait) -> None:
         """Block until a message, a wake-up or a timeout, without holding the lock."""
-        plan, pool, fileno = wait
+        plan, fileno = wait
         check = timer.check(_clock(), paused=plan.paused)
         if check.due is not None:
             self._on_due(check.due, timer, epoch)
             return
         timer.fresh = False
-        limits = [check.left, self.callbacks.interval, plan.recheck]
+        limits = [check.left, self.callbacks.interval]
         if self._group.forked and not plan.paused:
             waited = (_clock() - timer.since) / 1e9
             if timer.forks.left(waited) <= 0:
                 self._look_at_forked(timer.forks, waited)
             limits.append(timer.forks.left(waited))
-        timeouts = [seconds for seconds in limits if seconds is not None]
-        if pool is not None and plan.group > 1 and pool.wake_after(plan.group):
-            try:
-                wakeup.wait(fileno, min([GROUP_WAIT, *timeouts]))
-            finally:
-                pool.wake_after(1)
-        elif pool is not None and plan.unwatched and pool.wakes_for_each:
-            wakeup.pause(min([plan.unwatched, *timeouts]))
-        else:
-            wakeup.wait(fileno, min(timeouts, default=None))
+        wakeup.wait(fileno, min((seconds for seconds in limits if seconds is not None), default=None))
         self.callbacks.call(waiting=True)
 
     def _look_at_forked(self, watch: ForkWatch, waited: float) -> None:
@@ -986,7 +951,7 @@ class Engine:
     def _resize(self, num_workers: int) -> None:
         before, self._num_workers = self._num_workers, num_workers
         self._events.append(ev.WorkersResized(_clock(), before, num_workers))
-        self._policy.resize(num_workers)
+        self._window.resize(num_workers)
         self._group.resize(num_workers)
         self._wake_consumers()  # the window may be larger
 
@@ -1022,7 +987,7 @@ class Engine:
         self._command(lambda: self._set_window(prefetch_factor, prefetch, adaptive=adaptive))
 
     def _set_window(self, prefetch_factor: int, prefetch: int | None, *, adaptive: bool) -> None:
-        self._policy.set_window(prefetch_factor, prefetch=prefetch, adaptive=adaptive)
+        self._window.set_size(prefetch_factor, prefetch=prefetch, adaptive=adaptive)
         self._wake_consumers()
 
     def supersede(self) -> None:
@@ -1089,7 +1054,7 @@ class Engine:
         return Gauges(
             now=_clock(),
             state=self._state(state),
-            window=self._policy.window,
+            window=self._window.size,
             in_flight=sum(map(dispatcher.in_flight, dispatcher.iterations)),
             reordering=sum(iteration.reorder.reordering for iteration in iterations),
             ready=sum(iteration.reorder.ready for iteration in iterations),

@@ -84,6 +84,7 @@ class WorkerGroup:
         notify: Called with a notice for the cell.
         wake_consumers: Called when the pool has failed (`fatal` says why), and when a consumer must start a worker.
         wake_supervisor: Called when workers are leaving, so that the supervisor waits for them, too.
+        production_ns: Returns how long a batch takes to produce, ns; 0 before the first batch.
     """
 
     def __init__(
@@ -96,6 +97,7 @@ class WorkerGroup:
         notify: Callable[[str], None],
         wake_consumers: Callable[[], None],
         wake_supervisor: Callable[[], None],
+        production_ns: Callable[[], int],
     ) -> None:
         self.pool: WorkerPool | None = None
         """The pool of workers; None before the first iteration, after a long idle time and after a failure."""
@@ -113,7 +115,7 @@ class WorkerGroup:
         self._on_message = on_message
         self._notify = notify
         self._wake_consumers = wake_consumers
-        self.leaving = LeavingWorkers(lambda: dispatcher.policy.produce_ns, wake_supervisor, self._on_leave)
+        self.leaving = LeavingWorkers(production_ns, wake_supervisor, self._on_leave)
         """The workers that finish a sample before they end."""
         self._hang = ""
         """Where forked workers hung, while it is not known whether clean workers do, too."""

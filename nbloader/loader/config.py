@@ -504,14 +504,17 @@ class LoaderConfig(Generic[T_co]):
         return self.prefetch_factor
 
     def adapts_window(self, prefetch_factor: int | None, prefetch: int | None) -> bool:
-        """Whether the prefetch window may grow for small and quick batches.
+        """Whether the prefetch window may grow: for small and quick batches, and while one batch blocks others.
+
+        A sampler of the user's own class may learn from the loop, so no more is drawn from it than torch would draw.
 
         Args:
             prefetch_factor: The current value, which may differ from the argument.
             prefetch: The current value.
         """
         given = prefetch is not None or prefetch_factor is not None
-        return not given and (self.in_order or self.dispatch != "round_robin")
+        learns = samplers.may_learn(self.sampler) or samplers.may_learn(self.batch_sampler)
+        return not (given or learns) and (self.in_order or self.dispatch != "round_robin")
 
     @property
     def batches_per_step(self) -> int | None:

@@ -1246,7 +1246,7 @@ class EngineDemand:
     prefetch: int | None = field(compare=False)
     """Batches to request ahead in total, instead of `prefetch_factor`; None if not given."""
     adaptive_window: bool = field(compare=False)
-    """Whether the prefetch window may grow for small and quick batches."""
+    """See `LoaderConfig.adapts_window`."""
     has_workers: bool
     persistent: bool
     """Whether idle workers are never stopped."""

@@ -300,6 +300,18 @@ def by_position() -> set[type]:
     return {SequentialSampler, RandomSampler, LargeRandomSampler, IntervalSampler, FilterSampler}
 
 
+def may_learn(sampler: Any) -> bool:
+    """Whether what a sampler draws may depend on the loop: it is of a class that others than these libraries define.
+
+    Args:
+        sampler: A sampler or batch sampler, which may wrap another sampler; or None.
+    """
+    if sampler is None:
+        return False
+    known = type(sampler).__module__.partition(".")[0] in {"builtins", "numpy", "torch", "nbloader"}
+    return not known or may_learn(getattr(sampler, "sampler", None))
+
+
 def length(sampler: Any) -> int | None:
     """Return `len()` of a sampler or a dataset, or None if it has no length.
 

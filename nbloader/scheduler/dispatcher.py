@@ -2,12 +2,12 @@
 
     add() ->  waiting  -> assignments() ->  held by a worker  -> result() ->  reorder buffer  -> take()
                  ^                                 |
-                 +----- worker_gone(), revoked() --+
+                 +-------- worker_gone() ----------+
 
 It is a pure state machine without I/O, threads or a clock: times are passed in. Methods are events (a worker is ready,
-a result arrived), and what they return are actions for the caller: `Assign` a job to a worker, `Revoke` jobs that an
-idle worker or another iteration needs first, `Cancel` jobs of a closed iteration, put an error in the place of a
-poisoned batch. How far ahead batches are requested and when they move between workers is up to the `PrefetchPolicy`.
+a result arrived), and what they return are actions for the caller: `Assign` a job to a worker, `Cancel` jobs of a
+closed iteration, put an error in the place of a poisoned batch. How far ahead batches are requested and how many of
+them a worker holds is up to the `PrefetchPolicy`.
 
 A job is a batch, or a chunk of a batch if batches are chunked. Every job is in exactly one of the places above and is
 identified by (epoch, job number). A result for a job that has arrived before, or for an iteration that is closed,
@@ -19,7 +19,7 @@ from __future__ import annotations
 import collections
 import itertools
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from nbloader.batch.task import ChunkedBatch, Task
@@ -36,14 +36,6 @@ MAX_DEATHS = 3
 
 class Assign(NamedTuple):
     """Action: send jobs to a worker."""
-
-    worker: int
-    """Unique number of the worker."""
-    tasks: list[Task]
-
-
-class Revoke(NamedTuple):
-    """Action: take jobs back from a worker, then pass those that it had not begun to `revoked()`."""
 
     worker: int
     """Unique number of the worker."""
@@ -100,14 +92,6 @@ class WaitPlan(NamedTuple):
     paused: bool
     blocked: bool
     """Whether nothing is delivered because the loader is paused and no step is left."""
-    producer: int | None
-    """The only worker that the consumer needs to wait for; None for all."""
-    recheck: float | None
-    """Seconds after which the consumer checks again even if nothing happened; None for never."""
-    group: int
-    """Number of batches that the consumer may wait for at once, if it checks again after `GROUP_WAIT` seconds."""
-    unwatched: float
-    """Seconds for which arriving batches need not wake the consumer."""
 
 
 _Key: TypeAlias = "tuple[int, int]"
@@ -118,13 +102,15 @@ class Dispatcher(Generic[R]):
     """Assigns batches to workers and puts their outcomes in order.
 
     Args:
-        policy: How far ahead to request, and when to steal work.
-        round_robin: Whether batch i goes to worker i modulo the number of workers, as in torch, instead of to the least
-            loaded worker.
+        policy: How far ahead to request, and how many jobs a worker may hold.
+        round_robin: Whether batch i waits for worker i modulo the number of workers, as in torch. Otherwise that worker
+            is preferred, and another one produces the batch if it would soon be idle.
+        cancels_begun: Whether workers can drop jobs that they are processing.
     """
 
-    def __init__(self, policy: PrefetchPolicy, *, round_robin: bool = False) -> None:
+    def __init__(self, policy: PrefetchPolicy, *, round_robin: bool = False, cancels_begun: bool = False) -> None:
         self.policy = policy
+        self._cancels_begun = cancels_begun
         self.paused = False
         self.steps = 0
         """Batches that may be delivered although the loader is paused."""
@@ -232,7 +218,7 @@ class Dispatcher(Generic[R]):
         chunk_size: int = 0,
         join: Callable[[ChunkedBatch[R]], R] | None = None,
         on_empty: Callable[[Task, int], None] | None = None,
-    ) -> list[Revoke]:
+    ) -> None:
         """Open an iteration; the others are parked until their consumers request batches again.
 
         Args:
@@ -244,10 +230,10 @@ class Dispatcher(Generic[R]):
             join: Joins the outcomes of the chunks of a batch.
             on_empty: See `IterationState`.
         """
-        revokes = [revoke for other in self.iterations for revoke in self.park(other)]
+        for other in self.iterations:
+            self.park(other)
         buffer: ReorderBuffer[Delivery] = ReorderBuffer(in_order=in_order, first=first)
         self.iterations[epoch] = IterationState(epoch, buffer, first, first, shards, chunk_size, join, on_empty)
-        return revokes
 
     def close_iteration(self, epoch: int) -> Closed:
         """Forget an iteration."""
@@ -255,7 +241,7 @@ class Dispatcher(Generic[R]):
         if state is None:
             return Closed([], [])
         cancels = []
-        for worker, tasks in self._held_of(epoch, 0 if self.policy.cancels_begun else 1):
+        for worker, tasks in self._held_of(epoch, 0 if self._cancels_begun else 1):
             jobs = tuple(task.job for task in tasks)
             cancels.append(Cancel(worker, epoch, jobs))
             for job in jobs:
@@ -277,17 +263,9 @@ class Dispatcher(Generic[R]):
         self._held.clear()
         self._outdated.clear()
 
-    def park(self, epoch: int) -> list[Revoke]:
-        """Park an iteration: take back jobs that no worker has begun, so that another iteration goes first."""
-        state = self.iterations[epoch]
-        state.parked = True
-        if state.shards is not None:
-            return []  # taking a batch back and requesting it again later could cost its worker a new iterator
-        return self._unbegun_of(epoch)
-
-    def take_back(self) -> list[Revoke]:
-        """Take back jobs that workers have not begun, if there is less memory than expected."""
-        return [revoke for epoch in self.iterations if self._movable(epoch) for revoke in self._unbegun_of(epoch)]
+    def park(self, epoch: int) -> None:
+        """Assign no more jobs of an iteration, so that another iteration goes first."""
+        self.iterations[epoch].parked = True
 
     def unpark(self, epoch: int) -> None:
         """Unpark an iteration whose consumer requests batches again."""
@@ -295,55 +273,22 @@ class Dispatcher(Generic[R]):
 
     # ---- requesting -----------------------------------------------------------------------------------------------
 
-    def room(self, epoch: int) -> int:
-        """Return how many more batches fit into the window and its extension; at least one if none is outstanding."""
-        state = self.iterations[epoch]
-        return max(self.policy.window + state.extension, 1) - state.outstanding
-
     def refill_size(self, epoch: int) -> int:
-        """Return how many batches to request from the sampler now."""
+        """Return how many batches to request from the sampler now; at least one if none is outstanding."""
         state = self.iterations.get(epoch)
-        if state is None:
-            return 0
-        extension, policy = state.extension, self.policy
-        room = max(policy.window + extension, 1) - (state.added - state.taken)
-        return room if state.fill else policy.refill_size(room, extension)
-
-    def extend_window(self, epoch: int) -> bool:
-        """Let workers with short queues continue beyond the window while the next batch to deliver is delayed.
-
-        With two batches per worker and an occasional slow batch, the other workers would soon be idle: in a simulation,
-        workers are busy 79 % of the time, and 97 % with four batches each. A window that is not full is filled first,
-        with one message, since each batch beyond the window takes a separate message.
-
-        Returns:
-            Whether more batches may be added now.
-        """
-        state = self.iterations.get(epoch)
-        if state is None or self.paused or state.waiting or not state.reorder.reordering or not self._held:
-            return False
-        policy = self.policy
-        if min(map(len, self._held.values())) >= min(policy.extended_depth, policy.sufficient_queue):
-            return False  # of two workers, one is always slightly ahead: extending would cost a message per batch
-        if state.outstanding < policy.window:
-            state.fill = True
-            return True
-        room = policy.extended_window - state.outstanding
-        if room <= 0:
-            return False
-        state.extension += min(room, policy.extension_step)
-        return True
+        return 0 if state is None else self.policy.room(state.added - state.taken, state.reorder.reordering)
 
     def add(self, epoch: int, indices: Any, seed: int) -> Task:
         """Add a batch from the sampler."""
-        state = self.iterations[epoch]
-        state.fill = False
-        return state.add(indices, seed)
+        return self.iterations[epoch].add(indices, seed)
 
     # ---- assigning ------------------------------------------------------------------------------------------------
 
     def assignments(self) -> list[Assign]:
-        """Assign waiting jobs to the least loaded workers; among equals, to the one that has waited longest.
+        """Assign waiting jobs to workers: batch i to worker i modulo the number of workers, if that worker has room.
+
+        What a worker has built up, such as a cache of samples, is of use in the next epoch only if it is given the same
+        batches again.
 
         Returns:
             The jobs to send to each worker, in order.
@@ -353,51 +298,26 @@ class Dispatcher(Generic[R]):
             return []
         assigned: dict[int, list[Task]] = {}
         for state in self.iterations.values():
-            if state.parked or not state.waiting:
-                continue
-            depth = self._depth(state)
-            if state.shards is not None or self.round_robin:
-                self._assign_to_slots(state, assigned, free=free)
-                continue
-            load = {worker: len(held) for worker, held in self._held.items()}
-            while state.waiting:
-                worker = min(load, key=load.__getitem__)
-                if load[worker] >= depth or not (free or self._owed):
-                    return [Assign(worker, tasks) for worker, tasks in assigned.items()]
-                if self.policy.affordable is not None and not self._affords(state):
-                    break
-                task = state.waiting.popleft()
-                if task.attempt and state.has(task):  # it arrived, late, from a worker that was considered lost
-                    continue
-                self._owed -= not free
-                task.attempt += 1
-                state.assigned += 1
-                load[worker] = load.pop(worker) + 1  # and to the end of the line
-                held = self._held[worker] = self._held.pop(worker)
-                held[task.epoch, task.job] = task
-                assigned.setdefault(worker, []).append(task)
+            if state.waiting and not state.parked:
+                self._assign_jobs(state, assigned, free=free)
         return [Assign(worker, tasks) for worker, tasks in assigned.items()]
 
-    def _depth(self, state: IterationState[R]) -> int:
-        """Return how many jobs one worker may hold."""
-        return self.policy.extended_depth if state.extension else self.policy.queue_depth
-
-    def _affords(self, state: IterationState[R]) -> bool:
-        """Whether there is memory for the next job of an iteration. The next batch to deliver is always allowed."""
-        numbers = {task.number for task in state.waiting}
-        next_one = state.waiting[0].number
-        begun = state.outstanding - len(numbers)
-        return begun < (self.policy.affordable or 1) or next_one == state.reorder.missing
-
-    def _assign_to_slots(self, state: IterationState[R], assigned: dict[int, list[Task]], *, free: bool) -> None:
-        """Assign each waiting job to the worker whose shard or turn it is, if it is ready and its queue is not full."""
+    def _assign_jobs(self, state: IterationState[R], assigned: dict[int, list[Task]], *, free: bool) -> None:
+        depth = self.policy.depth(state.reorder.reordering)
+        if min(map(len, self._held.values())) >= depth:
+            return
         kept: collections.deque[Task] = collections.deque()
         absent: Counter[int] = Counter()  # worker id -> jobs that wait for it to become ready
-        for task in state.waiting:
-            worker = self._worker_for(state, task, absent)
-            if state.has(task):
+        affordable = self.policy.affords(state.outstanding)
+        waiting = state.waiting
+        while waiting:
+            task = waiting.popleft()
+            if task.attempt and state.has(task):  # it arrived, late, from a worker that was considered lost
                 continue
-            if worker is None or not (free or self._owed):
+            worker = None
+            if (free or self._owed) and (affordable or self._affords(state, task, kept)):
+                worker = self._worker_for(state, task, depth, absent)
+            if worker is None:
                 kept.append(task)
                 continue
             self._owed -= not free
@@ -409,100 +329,45 @@ class Dispatcher(Generic[R]):
             assigned.setdefault(worker, []).append(task)
         state.waiting = kept
 
-    def _worker_for(self, state: IterationState[R], task: Task, absent: Counter[int]) -> int | None:
-        depth = self._depth(state)
+    def _affords(self, state: IterationState[R], task: Task, kept: Collection[Task]) -> bool:
+        """Whether there is memory for a job that was taken from the queue. The next batch to deliver is always allowed.
+
+        Args:
+            state: The iteration.
+            task: The job.
+            kept: Jobs that remain in the queue.
+        """
+        unbegun = {other.number for other in (task, *kept, *state.waiting)}
+        return task.number == state.reorder.missing or self.policy.affords(state.outstanding - len(unbegun))
+
+    def _worker_for(self, state: IterationState[R], task: Task, depth: int, absent: Counter[int]) -> int | None:
+        """Return the worker to assign a job to; None if it waits."""
         slot = self._slot(state, task)
         worker = self._by_slot.get(slot, -1)
         held = self._held.get(worker)
         load = len(held) if held is not None else absent[slot]
-        if load >= depth and state.shards is None and not state.reorder.in_order:
-            worker, held = min(self._held.items(), key=_load)  # as in torch: no other batch waits for this one
-        if held is None:
-            absent[slot] += 1
-            return None
-        return worker if len(held) < depth else None
+        if held is not None and load < depth:
+            return worker
+        strict = state.shards is not None or (self.round_robin and (state.reorder.in_order or load < depth))
+        if not strict:
+            other = min(self._held, key=lambda each: len(self._held[each]))
+            spare = 0 if self.round_robin else max(depth // 4, min(1, depth - 1))  # others take it if soon idle
+            if len(self._held[other]) < depth - spare:
+                return other
+        absent[slot] += held is None
+        return None
 
     def _slot(self, state: IterationState[R], task: Task) -> int:
         turn: int = task.job if state.shards is None else task.indices.shard
         return turn % self.slots
 
-    # ---- stealing -------------------------------------------------------------------------------------------------
-
-    @property
-    def busy(self) -> bool:
-        """Whether every worker that is ready has enough jobs."""
-        enough = self.policy.enough
-        return all(self._held.values()) if enough == 1 else min(map(len, self._held.values()), default=enough) >= enough
-
-    def can_steal(self) -> bool:
-        """Whether a worker has too few jobs while another holds one that it has not begun."""
-        return any(self._unbegun())
-
-    def steal_work(self, now: int, busy_since: Mapping[int, float]) -> Revoke | None:
-        """Steal the later half of another worker's unbegun jobs for a worker that is idle or could begin more.
-
-        This happens at the end of an epoch, when one worker processes a slow batch and has others queued behind it. In
-        a simulation of 160 batches with stragglers, workers are busy 97 % of the time with work stealing, and 92 %
-        without.
-
-        Args:
-            now: perf_counter ns.
-            busy_since: When each worker began what it is processing, by the worker's unique number.
-
-        Returns:
-            The jobs to take back; None if stealing is not worth it. After `revoked()`, `assignments()` assigns them to
-            the idle worker.
-        """
-        halves = [Revoke(worker, tasks[len(tasks) // 2 :]) for worker, tasks in self._unbegun()]
-        least = self.policy.min_steal
-        if least > 1:
-            limit = now - self.policy.stall_ns
-            halves = [
-                half for half in halves if len(half.tasks) >= least or busy_since.get(half.worker, now) < limit
-            ]  # a stalled worker is relieved of any number
-        return max(halves, key=_size, default=None)
-
-    def revoked(self, worker: int, tasks: Collection[Task]) -> None:
-        """Put jobs that a worker will not begin back among the waiting jobs.
-
-        Args:
-            worker: Unique number of the worker.
-            tasks: Jobs that it was given and has not begun.
-        """
-        held = self._held.get(worker, {})
-        for task in tasks:
-            state = self.iterations.get(task.epoch)  # None: closed before the answer of another machine arrived
-            if held.pop((task.epoch, task.job), None) is not None and state is not None:
-                task.attempt -= 1
-                state.return_all([task])
-
-    def _unbegun(self) -> Iterator[tuple[int, list[Task]]]:
-        """Yield what may be stolen from each worker; nothing while all are busy, or while jobs wait to be assigned."""
-        if len(self._held) <= 1 or self.busy or self.paused:
-            return
-        if any(state.waiting and not state.parked for state in self.iterations.values()):
-            return
-        begun = self.policy.begun
-        for worker, held in self._held.items():
-            tasks = [task for task in itertools.islice(held.values(), begun, None) if self._movable(task.epoch)]
-            if tasks:
-                yield worker, tasks
-
-    def _movable(self, epoch: int) -> bool:
-        state = self.iterations.get(epoch)
-        return state is not None and state.shards is None and not state.parked and not self.round_robin
-
-    def _unbegun_of(self, epoch: int) -> list[Revoke]:
-        """Return the jobs of an iteration that workers hold, except for those that they may have begun."""
-        return self._held_of(epoch, self.policy.begun)
-
-    def _held_of(self, epoch: int, begun: int) -> list[Revoke]:
-        """Return the jobs of an iteration that workers hold, except for the first `begun` jobs of each worker."""
+    def _held_of(self, epoch: int, begun: int) -> list[tuple[int, list[Task]]]:
+        """Return the jobs of an iteration by worker, except for the first `begun` jobs of each worker."""
         found = [
-            Revoke(worker, [task for task in itertools.islice(held.values(), begun, None) if task.epoch == epoch])
+            (worker, [task for task in itertools.islice(held.values(), begun, None) if task.epoch == epoch])
             for worker, held in self._held.items()
         ]
-        return [revoke for revoke in found if revoke.tasks]
+        return [(worker, tasks) for worker, tasks in found if tasks]
 
     # ---- results --------------------------------------------------------------------------------------------------
 
@@ -574,8 +439,6 @@ class Dispatcher(Generic[R]):
         delivery = state.take()
         if delivery is None:
             return None
-        if state.extension and self.policy.shrinks:
-            state.extension -= 1
         if state.shards is not None:
             state.shards.received(delivery.task.indices)
         if self.paused:
@@ -600,56 +463,12 @@ class Dispatcher(Generic[R]):
             return state.assigned
         return len({task.number for held in self._held.values() for task in held.values() if task.epoch == epoch})
 
-    def plan_wait(self, epoch: int, *, first: bool) -> WaitPlan:
-        """Plan how the consumer of an iteration waits.
-
-        Args:
-            epoch: Number of the epoch.
-            first: Whether the consumer has not slept for this batch yet.
-        """
-        policy, state = self.policy, self.iterations[epoch]
-        producer = recheck = None
-        if first and policy.fast:
-            producer = self.producer(epoch)
-        if producer is not None or self.can_steal():
-            recheck = policy.recheck_after(one_producer=producer is not None)
-        grouped = first and state.taken > 0 and not self.paused
+    def plan_wait(self, epoch: int) -> WaitPlan:
+        """Plan how the consumer of an iteration waits."""
         return WaitPlan(
             number=self.upcoming(epoch),
-            first=not state.taken,
-            refill=policy.prefetches and (self.refill_size(epoch) > 0 or self.extend_window(epoch)),
+            first=not self.iterations[epoch].taken,
+            refill=self.refill_size(epoch) > 0,
             paused=self.paused,
             blocked=self.paused and not self.steps,
-            producer=producer,
-            recheck=recheck,
-            group=policy.group(state.assigned) if grouped else 1,
-            unwatched=policy.unwatched(state.assigned) if grouped else 0.0,
         )
-
-    def producer(self, epoch: int) -> int | None:
-        """Return the worker that produces the next batch to deliver, if all others have a sufficient queue.
-
-        With two workers and fast batches, one worker is always slightly ahead; a consumer that waited for both would
-        wake up in vain for every second batch. The result is also None if no worker or several workers produce the
-        batch, if another batch may be delivered first, and while the loader is paused.
-        """
-        state = self.iterations[epoch]
-        key, producer = (epoch, state.reorder.missing), None
-        if state.chunk_size or not state.reorder.in_order or self.paused:
-            return None
-        enough = self.policy.sufficient_queue
-        for worker, held in self._held.items():
-            if key in held:
-                producer = worker
-            elif len(held) < enough:
-                return None
-        return producer
-
-
-def _load(worker_and_jobs: tuple[int, Collection[_Key]]) -> int:
-    _worker, jobs = worker_and_jobs
-    return len(jobs)
-
-
-def _size(revoke: Revoke) -> int:
-    return len(revoke.tasks)

@@ -50,12 +50,8 @@ class IterationState(Generic[R]):
     """Joins the outcomes of the chunks of a batch."""
     on_empty: Callable[[Task, int], None] | None = None
     """Called as `on_empty(task, 0)` for a batch that has no samples left, which the consumer does not see."""
-    fill: bool = field(default=False, init=False)
-    """Whether the next request fills the window even if there is room for only a few batches."""
-    extension: int = field(default=0, init=False)
-    """Number of batches by which the window is extended while the next batch to deliver is delayed."""
     waiting: collections.deque[Task] = field(default_factory=collections.deque, init=False)
-    """Jobs that no worker holds, ordered by job number: new ones, and those that were taken back from a worker."""
+    """Jobs that no worker holds, ordered by job number: new ones, and those that a lost worker held."""
     assigned: int = field(default=0, init=False)
     """Number of jobs that workers hold."""
     parked: bool = field(default=False, init=False)
@@ -94,14 +90,8 @@ class IterationState(Generic[R]):
             later = (position for position, other in enumerate(waiting) if other.job > task.job)
             waiting.insert(next(later, len(waiting)), task)
 
-    def return_all(self, tasks: list[Task]) -> None:
-        """Requeue jobs that were taken back from workers before they were produced."""
-        self.assigned -= len(tasks)
-        for task in tasks:
-            self.enqueue(task)
-
     def reclaim(self, job: int) -> Task | None:
-        """Remove and return a queued job whose outcome arrived after it was taken back; None if it is not queued."""
+        """Remove and return a queued job whose outcome has arrived from a lost worker; None if it is not queued."""
         for position, task in enumerate(self.waiting):
             if task.job == job:
                 del self.waiting[position]
@@ -141,8 +131,6 @@ class IterationState(Generic[R]):
             self.taken += 1
             if self.chunked:
                 self.chunked.pop(delivery.task.number).chunks.clear()  # breaks the cycle: chunks refer to the batch
-            if not self.reorder.reordering:
-                self.extension = 0
         return delivery
 
     def redo(self) -> list[R]:

@@ -340,22 +340,14 @@ class WorkerPool(ABC):
     consumer: int = 0
     """Identifier of the thread that iterates over the loader. The engine keeps it up to date."""
 
-    wakes_for_each: ClassVar[bool] = False
-    """Whether each batch that arrives wakes a consumer that waits for `fileno()`. Each wake-up interrupts a worker."""
-
     @property
     @abstractmethod
     def handles(self) -> Mapping[int, WorkerHandle]:
         """The workers that have not ended, by their unique number."""
 
     @abstractmethod
-    def fileno(self, uid: int | None = None) -> int | None:
-        """Return a file descriptor that is readable while `poll` has something to report; None if there is none.
-
-        Args:
-            uid: Wait only for the batches of this worker, if the pool can tell workers apart; None to wait for any
-                event.
-        """
+    def fileno(self) -> int | None:
+        """Return a file descriptor that is readable while `poll` has something to report; None if there is none."""
 
     @abstractmethod
     def start(self, worker: int, options: WorkerOptions, setup: Any) -> WorkerHandle:
@@ -444,36 +436,6 @@ class WorkerPool(ABC):
         """
         return False
 
-    def revoke(self, uid: int, tasks: Sequence[Task]) -> list[Task]:  # noqa: ARG002 - optional
-        """Take tasks back from a worker, so that another worker can produce them. Never waits.
-
-        Unless a worker fails, each sample is fetched exactly once: a task that the worker has begun, or may be about to
-        begin, is not revoked. A pool that cannot tell which tasks were begun revokes nothing, and its workers keep
-        their tasks. A pool that must ask another machine returns nothing, and reports `TasksRevoked` later.
-
-        Args:
-            uid: The worker; it may have ended.
-            tasks: The submitted tasks to take back.
-
-        Returns:
-            The tasks that this worker will not begin, and will not report.
-        """
-        return []
-
-    def wake_after(self, batches: int) -> bool:  # noqa: ARG002 - optional
-        """Make `fileno()` readable only when this many batches, or any other message, have arrived.
-
-        A consumer calls this when it is about to block and will look again soon. The setting ends with the next `poll`.
-        Each wake-up of a thread while another thread computes costs both threads a handover of the interpreter lock.
-
-        Args:
-            batches: Number of batches; 1 to wake up for each batch.
-
-        Returns:
-            Whether this pool supports it.
-        """
-        return False
-
     def learn_layout(self, payload: BatchPayload) -> None:  # noqa: B027 - optional
         """Learn the layout of a chunk that has arrived, because the next batches may have the same layout."""
 
@@ -504,8 +466,6 @@ class WorkerKind(ABC):
 
     in_process: ClassVar[bool] = True
     """Whether the workers are threads of this process."""
-    deep_bytes: ClassVar[int | None] = None
-    """See `PrefetchPolicy`."""
 
     @property
     def connected(self) -> bool:

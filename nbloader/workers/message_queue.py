@@ -9,38 +9,21 @@ from nbloader.workers.messages import WorkerMessage
 
 
 class MessageQueue:
-    """A queue of messages from workers. `fileno()` is readable while it is not empty, unless `group` delays that."""
+    """A queue of messages from workers. `fileno()` is readable while it is not empty."""
 
     def __init__(self) -> None:
         self._messages: list[WorkerMessage] = []
         self._wakeup = Wakeup()
         self._awake = False
-        self._group = 1
         self._lock = threading.Lock()
         """Held while the queue is changed, and while `_awake` may differ from the state of the descriptor."""
         self.fileno = self._wakeup.fileno
 
-    def put(self, message: WorkerMessage, *, urgent: bool = True) -> None:
-        """Add a message. This method is thread-safe.
-
-        Args:
-            message: The message.
-            urgent: Whether to make the descriptor readable at once, without waiting for more messages; see `group`.
-        """
+    def put(self, message: WorkerMessage) -> None:
+        """Add a message. This method is thread-safe."""
         with self._lock:
             self._messages.append(message)
-            if not self._awake and (urgent or len(self._messages) >= self._group):  # one system call for many messages
-                self._awake = True
-                self._wakeup.set()
-
-    def group(self, count: int) -> None:
-        """Make the descriptor readable only when this many messages, or an urgent one, are waiting.
-
-        The setting ends when messages are taken.
-        """
-        with self._lock:
-            self._group = count
-            if not self._awake and len(self._messages) >= count:
+            if not self._awake:  # one system call for many messages
                 self._awake = True
                 self._wakeup.set()
 
@@ -58,7 +41,6 @@ class MessageQueue:
             if self._awake:
                 self._awake = False
                 self._wakeup.clear()
-            self._group = 1
             messages, self._messages = self._messages, []
         return messages
 

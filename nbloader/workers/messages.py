@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from nbloader.batch.payload import BatchOutcome
-from nbloader.batch.task import JobKey
 from nbloader.events.remote_errors import ErrorInfo, SampleFailure
 from nbloader.events.silent_faults import FaultSign
 from nbloader.events.stack_samples import StackCount
@@ -112,14 +111,6 @@ class ShardAdvanced:
 
 
 @dataclass(frozen=True, slots=True)
-class TasksRevoked:
-    """A worker on another machine will not begin these tasks: the pool has taken them back, as `revoke` requested."""
-
-    uid: int
-    jobs: Sequence[JobKey]
-
-
-@dataclass(frozen=True, slots=True)
 class OutputText:
     """The worker wrote whole lines to its standard output or error."""
 
@@ -147,6 +138,6 @@ class SignSeen:
 
 WorkerMessage: TypeAlias = (
     "WorkerLaunched | WorkerInitialized | WorkerInitFailed | DescriptorsExhausted | WorkerGone | BatchDone"
-    " | ShardExhausted | ShardAdvanced | TasksRevoked | OutputText | StacksSampled | PoolFailed"
+    " | ShardExhausted | ShardAdvanced | OutputText | StacksSampled | PoolFailed"
     " | SignSeen"
 )

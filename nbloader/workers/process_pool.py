@@ -76,7 +76,6 @@ from nbloader.workers.parts import Parts
 from nbloader.workers.run_state import RunState, RunStateReader
 from nbloader.workers.seeders import dump_seeders
 from nbloader.workers.status import PRODUCING, SHARED_STATUS_SIZE, SharedStatus, WorkerState
-from nbloader.workers.task_claims import CLAIMS_SIZE, TaskRevoker
 
 log = logging.getLogger(__name__)
 _clock = time.perf_counter_ns
@@ -180,7 +179,7 @@ class Descriptors(NamedTuple):
     stderr: int
     stack: int
     status: int
-    """A file for the worker's `SharedStatus`, followed by the `ClaimsPage`; both sides map it."""
+    """A file for the worker's `SharedStatus`; both sides map it."""
 
 
 def connect(ours: list[int], theirs: list[int]) -> tuple[Descriptors, Descriptors]:
@@ -198,7 +197,7 @@ def connect(ours: list[int], theirs: list[int]) -> tuple[Descriptors, Descriptor
     """
     for _ in range(3):
         open_pipe(ours, theirs)
-    anonymous_file(SHARED_STATUS_SIZE + CLAIMS_SIZE, ours)
+    anonymous_file(SHARED_STATUS_SIZE, ours)
     stdout, stderr, stack, status = ours
     stdout_theirs, stderr_theirs, stack_theirs = theirs
     for fd in (stdout, stderr, stack, stack_theirs):
@@ -232,12 +231,11 @@ class ProcessHandle(WorkerHandle):
     status: SharedStatus
 
     def __init__(self, worker: int, descriptors: Descriptors, fds: list[int]) -> None:
-        memory = mapped(descriptors.status, SHARED_STATUS_SIZE + CLAIMS_SIZE)
-        super().__init__(worker, "process", SharedStatus.at(memory))
+        super().__init__(worker, "process", SharedStatus.at(mapped(descriptors.status, SHARED_STATUS_SIZE)))
         self.fds = fds
         """The descriptors that are closed when the worker has ended."""
-        self.status_fd = descriptors.status
-        self.revoker = TaskRevoker(memory, SHARED_STATUS_SIZE, descriptors.status)
+        self.sent = 0
+        """Number of tasks that were sent to the worker."""
         self.stack_pipe = StackPipe(descriptors.stack)
         self._run_state = RunStateReader()
         self.killed = False
@@ -281,7 +279,7 @@ class ProcessHandle(WorkerHandle):
 
     def close(self) -> None:
         """Close this end of the connection."""
-        self.outputs, self.lifeline, self.stack_pipe.fd, self.status_fd = {}, -1, -1, -1
+        self.outputs, self.lifeline, self.stack_pipe.fd = {}, -1, -1
         self.channel.close()
         close_all(self.fds)
 
@@ -307,10 +305,9 @@ class ProcessHandle(WorkerHandle):
 
     def begun(self, held: list[Task]) -> list[Task]:
         """See `WorkerHandle`."""
-        claimed = self.revoker.begun
-        if claimed is not None:
-            return [task for task in held if task.sequence <= claimed]
         status = self.status
+        if status.begun:
+            return [task for task in held if task.sequence <= status.begun]
         if status.state == WorkerState.STARTING:
             return []
         return [task for task in held[:1] if (task.epoch, task.job) == (status.epoch, status.number)]
@@ -356,8 +353,6 @@ class ProcessPool(WorkerPool):
         environment: Returns the environment that workers take over from the notebook's process when they start.
     """
 
-    wakes_for_each = True
-
     def __init__(
         self, start_method: str, output: str, environment: Callable[[], Environment] = Environment.of_this_process
     ) -> None:
@@ -383,10 +378,9 @@ class ProcessPool(WorkerPool):
         """See `WorkerPool`."""
         return self._handles
 
-    def fileno(self, uid: int | None = None) -> int:
+    def fileno(self) -> int:
         """See `WorkerPool` (epoll and kqueue can be nested)."""
-        handle = None if uid is None else self._handles.get(uid)
-        return self._selector.fileno() if handle is None else handle.channel.fileno()
+        return self._selector.fileno()
 
     def start(self, worker: int, options: WorkerOptions, setup: ProcessSetup | ForkSetup) -> ProcessHandle:
         """See `WorkerPool`.
@@ -590,7 +584,7 @@ class ProcessPool(WorkerPool):
             frames.append((Kind.DISCARD, pickle.dumps(segments.take_inherited())))
         returned = segments.take_returned()
         for task in tasks:
-            task.sequence = handle.revoker.next_number
+            task.sequence = handle.sent + 1
             slot = None if task.parent is None else self._slot(handle, task, task.parent)
             try:
                 message = dump_task(task, returned, slot, by_name=handle.forked)
@@ -600,7 +594,7 @@ class ProcessPool(WorkerPool):
                 refused.append((task, error))
             else:
                 returned = []
-                handle.revoker.next_number += 1
+                handle.sent += 1
                 frames.append((_TASK, message))
         segments.returned.extend(returned)  # not empty only if no task was sent
         if frames:
@@ -652,14 +646,6 @@ class ProcessPool(WorkerPool):
             if handle.ready:
                 inherited, returned = handle.segments.take_inherited(), handle.segments.take_returned()
                 self._send(handle, (Kind.DISCARD, pickle.dumps(inherited)), (Kind.REST, pickle.dumps(returned)))
-
-    def revoke(self, uid: int, tasks: Sequence[Task]) -> list[Task]:
-        """See `WorkerPool`."""
-        handle = self._handles.get(uid)
-        if handle is None or handle.status_fd < 0:
-            return []
-        revoked = handle.revoker.revoke([task.sequence for task in tasks])
-        return [task for task in tasks if task.sequence in revoked]
 
     def cancel(self, uid: int, epoch: int, jobs: tuple[int, ...] | None) -> None:
         """See `WorkerPool`."""

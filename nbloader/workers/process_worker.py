@@ -49,7 +49,6 @@ from nbloader.workers.parts import InheritedParts, Parts, PartsSource, PickledPa
 from nbloader.workers.seeders import load_seeders
 from nbloader.workers.seeding import Seeding
 from nbloader.workers.status import SHARED_STATUS_SIZE, SharedStatus, WorkerState, WorkerStatus, is_abandoned
-from nbloader.workers.task_claims import CLAIMS_SIZE, MAX_BLOCK, TaskClaims
 from nbloader.workers.worker_info import ProcessContext, forget_use
 
 if TYPE_CHECKING:
@@ -174,9 +173,8 @@ def _initialize(channel: Channel, assets: Assets) -> WorkerLoop | ConcurrentWork
         None if that failed, which has then been reported, or if the worker was abandoned in the meantime.
     """
     start = assets.start
-    memory = mmap.mmap(assets.status, SHARED_STATUS_SIZE + CLAIMS_SIZE)
+    memory = mmap.mmap(assets.status, SHARED_STATUS_SIZE)
     status = SharedStatus.at(memory)
-    claims = TaskClaims(memory, SHARED_STATUS_SIZE, assets.status, MAX_BLOCK if start.in_order else 1)
     stack_probe.answer(assets.stack)
     lines = LineSampler(status, WorkerLoop._produce.__code__)
     lines.install()
@@ -191,10 +189,10 @@ def _initialize(channel: Channel, assets: Assets) -> WorkerLoop | ConcurrentWork
         channel.send(Kind.INIT_ERROR, pickle.dumps(describe(error)))
         return None
     channel.send(Kind.READY, ROUND_ROBIN if parts.round_robin else b"")
-    worker_loop = WorkerLoop(channel, start, parts, status, claims, lines, assets.frames)
+    worker_loop = WorkerLoop(channel, start, parts, status, lines, assets.frames)
     if start.streaming is None and is_async(parts.dataset):
-        claims.claim_one_by_one()
-        return ConcurrentWorkerLoop(worker_loop, start.concurrency)
+        status.begun = -1
+        return ConcurrentWorkerLoop(worker_loop, status, start.concurrency)
     return worker_loop
 
 
@@ -238,7 +236,6 @@ class WorkerLoop:
         start: The options of the worker.
         parts: The dataset and functions.
         status: Where the worker publishes what it is doing.
-        claims: Tells which queued tasks were revoked and given to other workers.
         lines: Samples what this process executes, on request.
         frames: Frames that were received already.
     """
@@ -249,7 +246,6 @@ class WorkerLoop:
         start: WorkerStart,
         parts: WorkerParts,
         status: WorkerStatus,
-        claims: TaskClaims,
         lines: LineSampler,
         frames: list[tuple[int, Bytes]],
     ) -> None:
@@ -257,7 +253,6 @@ class WorkerLoop:
         self._lines = lines
         self._batched = start.batched
         self._status = status
-        self._claims = claims
         self._parts = parts
         dataset, collate_fn, on_error = parts.dataset, parts.collate_fn, parts.on_error
         self._iterable_fetcher: IterableFetcher | None = None
@@ -348,9 +343,8 @@ class WorkerLoop:
                 raise HungUpError
             task = _read_task(body)
             self._encoder.give_back(task.returned)
-            if task.sequence <= self._claims.unrevoked or self._claims.claim(task.sequence):
-                status.epoch, status.number = task.epoch, task.number
-                return task
+            status.epoch, status.number = task.epoch, task.number
+            return task
 
     def _receive(self, *, wait: bool) -> None:
         frames = self._channel.receive(wait=wait)
@@ -504,13 +498,15 @@ class ConcurrentWorkerLoop:
 
     Args:
         worker: The worker loop that receives tasks, collates and sends.
+        status: Where the worker publishes what it is doing.
         concurrency: Maximum number of samples in flight.
     """
 
-    def __init__(self, worker: WorkerLoop, concurrency: int) -> None:
+    def __init__(self, worker: WorkerLoop, status: SharedStatus, concurrency: int) -> None:
         from nbloader.workers.sample_loop import SampleLoop  # imports asyncio, which other workers do not need
 
         self._worker = worker
+        self._status = status
         parts = worker._parts
         self._samples = worker._map_fetcher = worker.samples = SampleLoop(
             self, parts.dataset, parts.on_error, worker._status, concurrency=concurrency, batched=worker._batched,
@@ -569,9 +565,10 @@ class ConcurrentWorkerLoop:
             return QueuedBatch(task, task.epoch, task.number, indices, task.seed, task.deaths >= ALONE_AFTER)
         return None
 
-    def claim(self, task: TaskMessage) -> bool:
-        """See `BatchSource`."""
-        return self._worker._claims.claim(task.sequence)
+    def begin(self, task: TaskMessage) -> bool:
+        """See `BatchSource`. Cancelled tasks are not in the queue."""
+        self._status.begun = task.sequence
+        return True
 
     def produce(self, task: TaskMessage) -> None:
         """See `BatchSource`.

@@ -7,7 +7,7 @@
             +-- the worker's connection or inbox, which wakes `_main`
 
 A worker holds several batches at once. It begins a batch when fewer than `concurrency` samples are running, so that the
-first sample can start. After that the batch cannot be revoked. Samples start in the order of the batches and of their
+first sample can start. Samples start in the order of the batches and of their
 positions in the batch. A batch is handed over when all of its samples are complete, so batches may overtake each other.
 The consumer puts them in order.
 
@@ -85,8 +85,8 @@ class BatchSource(Protocol):
     def next_batch(self) -> QueuedBatch | None:
         """Take the next batch from the queue; None if there is none."""
 
-    def claim(self, task: Any) -> bool:
-        """Claim a batch that was taken from the queue. Return False if the batch was revoked."""
+    def begin(self, task: Any) -> bool:
+        """Record that a batch begins that was taken from the queue. Return False if the batch was cancelled."""
 
     def produce(self, task: Any) -> None:
         """Collate and send a batch, whose samples `SampleLoop.fetch` returns."""
@@ -273,7 +273,7 @@ class SampleLoop:
                 if queued is None or not self._may_begin(queued):
                     return
                 self._next = None
-                if not self._source.claim(queued.task):
+                if not self._source.begin(queued.task):
                     continue
                 self._used = True
                 batch = self._begin(queued)

@@ -70,6 +70,7 @@ class SharedStatus(ctypes.Structure):
         ("waiting", ctypes.c_int64),
         ("abandoned", ctypes.c_int64),
         ("queued", ctypes.c_int64),
+        ("begun", ctypes.c_int64),
     )
 
     state: int
@@ -87,6 +88,9 @@ class SharedStatus(ctypes.Structure):
     """The part of `waiting` in which the worker waited for a core."""
     abandoned: int
     """See `WorkerStatus`."""
+    begun: int
+    """How many of the tasks that were sent to the worker it has begun, if it processes several at a time; -1 if no task
+    was begun yet, 0 if it processes one at a time."""
 
     def abandon(self) -> None:
         """Make the worker stop before its next sample."""

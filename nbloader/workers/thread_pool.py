@@ -167,8 +167,8 @@ class ThreadHandle(WorkerHandle):
         self.awaited: Callable[[], Any] | None = None
         """See `SampleLoop.awaited`."""
         self.pending: set[tuple[int, int]] = set()
-        """(epoch, job) of the tasks that the thread has not begun. A queued task that is not in this set was cancelled
-        or revoked."""
+        """(epoch, job) of the tasks that the thread has not begun. A queued task that is not in this set was
+        cancelled."""
         self.traceback = ""
         self._lines = ThreadSampler(BatchBuilder.build.__code__)
         self._messages = messages
@@ -230,8 +230,8 @@ class ThreadPool(WorkerPool):
         """See `WorkerPool`."""
         return self._handles
 
-    def fileno(self, uid: int | None = None) -> int:  # noqa: ARG002
-        """See `WorkerPool`: all workers share one descriptor."""
+    def fileno(self) -> int:
+        """See `WorkerPool`."""
         return self._messages.fileno()
 
     def start(self, worker: int, options: WorkerOptions, setup: LocalSetup) -> ThreadHandle:
@@ -263,18 +263,6 @@ class ThreadPool(WorkerPool):
             handle.pending.add((task.epoch, task.job))
             handle.tasks.put(task)
         return []
-
-    def revoke(self, uid: int, tasks: Sequence[Task]) -> list[Task]:
-        """See `WorkerPool`."""
-        handle = self._handles.get(uid)
-        revoked: list[Task] = []
-        if handle is None:
-            return revoked
-        for task in tasks:
-            with contextlib.suppress(KeyError):  # raised if the thread has begun the task; `set.remove` is atomic
-                handle.pending.remove((task.epoch, task.job))
-                revoked.append(task)
-        return revoked
 
     def cancel(self, uid: int, epoch: int, jobs: tuple[int, ...] | None) -> None:
         """See `WorkerPool`."""
@@ -308,11 +296,6 @@ class ThreadPool(WorkerPool):
                 del self._handles[handle.uid]
             messages.append(message)
         return messages
-
-    def wake_after(self, batches: int) -> bool:
-        """See `WorkerPool`."""
-        self._messages.group(batches)
-        return True
 
     def close(self, grace: float) -> list[WorkerMessage]:
         """See `WorkerPool`. Workers that have not ended after `grace` seconds are abandoned."""
@@ -488,7 +471,7 @@ class ThreadWorker:
                 continue
             status.state, status.since = _SENDING, _clock()
             done = BatchDone(uid, task.epoch, task.job, outcome, builder.failed_samples)
-            self._messages.put(done, urgent=outcome.failed)
+            self._messages.put(done)
 
     def _next_task(self, iterable_fetcher: IterableFetcher | None, tasks: queue.SimpleQueue[Item]) -> Task | None:
         """Wait for the next task that was not cancelled. Return None if the worker must end."""
@@ -502,7 +485,7 @@ class ThreadWorker:
                 if iterable_fetcher is not None:
                     iterable_fetcher.forget(task.epoch)
                 continue
-            with contextlib.suppress(KeyError):  # raised if the task was cancelled or revoked
+            with contextlib.suppress(KeyError):  # raised if the task was cancelled
                 handle.pending.remove((task.epoch, task.job))
                 return task
 
@@ -566,11 +549,11 @@ class ConcurrentThreadWorker:
         task = self._tasks.popleft()
         return QueuedBatch(task, task.epoch, task.job, task.indices, task.seed, task.deaths >= ALONE_AFTER)
 
-    def claim(self, task: Task) -> bool:
+    def begin(self, task: Task) -> bool:
         """See `BatchSource`."""
         try:
             self._handle.pending.remove((task.epoch, task.job))
-        except KeyError:  # it was cancelled or revoked
+        except KeyError:  # it was cancelled
             return False
         return True
 

@@ -33,10 +33,6 @@ The notebook has one thread for each pool, which places workers and makes all ca
 waits for Ray. It has one thread for each link, which waits for reports and copies batches. The actor has one thread
 that executes commands in the order of their numbers, one that creates reports, and two for everything else.
 
-Work stealing: only the node knows which tasks its worker has begun. `RayPool.revoke` asks the node, once for each task,
-and returns nothing. The node reports the tasks that its pool took back in `TasksRevoked`, and the scheduler dispatches
-them again.
-
 What happens when an arrow fails
 
     worker -> node      The worker dies: handled as with local processes. The node reports it, the scheduler dispatches

@@ -15,7 +15,6 @@ from nbloader._util.format import megabytes
 from nbloader._util.system import process_space
 from nbloader.batch.header import unpack_header
 from nbloader.batch.payload import Layout
-from nbloader.batch.task import JobKey
 from nbloader.errors import NbloaderError, WorkerStartError
 from nbloader.events import Machine
 from nbloader.events.failures import LoaderFailure
@@ -120,11 +119,8 @@ class RayHandle(WorkerHandle):
         self.killed = False
         self.sent = 0
         """Number of tasks that were sent to the worker. The last one has this sequence number."""
-        self.begun_to: int | None = None
-        """The highest sequence number of a begun task, if the worker processes several tasks at a time; else None."""
-        self.revocations_requested: set[JobKey] = set()
-        """Tasks that the node was asked to take back. Tasks that the worker had begun stay in this set
-        until they are done, so that the node is not asked again."""
+        self.begun_to = 0
+        """See `SharedStatus.begun`."""
         self.stderr = OutputTail()
         self._send = send
         self._request_stack = request_stack
@@ -152,7 +148,7 @@ class RayHandle(WorkerHandle):
 
     def begun(self, held: list[Any]) -> list[Any]:
         """See `WorkerHandle`."""
-        if self.begun_to is None:
+        if not self.begun_to:
             return super().begun(held)
         return [task for task in held if task.sequence <= self.begun_to]
 
@@ -354,7 +350,7 @@ class NodeLink:
         status.pid = entry.pid
         if entry.pid and not handle.pid:
             handle.mark_launched(entry.pid)
-        handle.begun_to = None if entry.begun < 0 else entry.begun
+        handle.begun_to = entry.begun
 
     def _take_message(self, message: WorkerMessage) -> None:
         handle = self.handles.get(message.uid)

@@ -45,7 +45,6 @@ from nbloader.workers.cluster.protocol import (
     NodeFault,
     NodeReport,
     ReleaseMemory,
-    RevokeTasks,
     SampleStack,
     SentTask,
     SetEnvironment,
@@ -54,7 +53,7 @@ from nbloader.workers.cluster.protocol import (
     StatusEntry,
     SubmitTasks,
 )
-from nbloader.workers.messages import BatchDone, ShardExhausted, TasksRevoked, WorkerGone, WorkerMessage
+from nbloader.workers.messages import BatchDone, ShardExhausted, WorkerGone, WorkerMessage
 from nbloader.workers.process_pool import ProcessHandle, ProcessPool
 
 _clock = time.perf_counter_ns
@@ -106,7 +105,6 @@ class Node:
             DropSetup: lambda command: self._setups.pop(command.version, None),
             StartWorker: self._start,
             SubmitTasks: self._submit,
-            RevokeTasks: self._revoke,
             CancelTasks: self._cancel,
             KillWorker: self._kill,
             SampleStack: self._sample_stack,
@@ -189,18 +187,6 @@ class Node:
 
     def _report_refused(self, uid: int, epoch: int, job: int, error: Exception) -> None:
         self._outgoing.append(BatchDone(uid, epoch, job, LoaderFailure(error)))
-
-    def _revoke(self, command: RevokeTasks) -> None:
-        handle = self._handles.get(command.uid)
-        if handle is None:
-            return
-        held = self._tasks[command.uid]
-        revoked = self._pool.revoke(handle.uid, [held[key] for key in command.jobs if key in held])
-        keys = [JobKey(task.epoch, task.job) for task in revoked]
-        for key in keys:
-            del held[key]
-        if keys:
-            self._outgoing.append(TasksRevoked(command.uid, keys))
 
     def _cancel(self, command: CancelTasks) -> None:
         handle = self._handles.get(command.uid)
@@ -306,10 +292,10 @@ class Node:
 
     @staticmethod
     def _status(uid: int, handle: ProcessHandle) -> StatusEntry:
-        status, begun = handle.status, handle.revoker.begun
+        status = handle.status
         return StatusEntry(
             uid, status.state, status.epoch, status.number, status.since, status.position, handle.pid or status.pid,
-            -1 if begun is None else begun,
+            status.begun,
         )  # fmt: skip
 
     # ---- stacks -------------------------------------------------------------------------------------------------

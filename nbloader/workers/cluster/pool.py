@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from nbloader._util.signals import raised_by_handler
 from nbloader.batch.pickled_indices import pack_indices
-from nbloader.batch.task import JobKey, Task
+from nbloader.batch.task import Task
 from nbloader.errors import DatasetTransferError, NbloaderError, WorkerStartError
 from nbloader.transport.environment import Environment
 from nbloader.transport.process_setup import PicklingFailure, ProcessSetup, pickle_parts
@@ -29,7 +29,6 @@ from nbloader.workers.cluster.protocol import (
     KillWorker,
     LoadSetup,
     ReleaseMemory,
-    RevokeTasks,
     SentTask,
     SetEnvironment,
     StartWorker,
@@ -41,7 +40,6 @@ from nbloader.workers.messages import (
     BatchDone,
     OutputText,
     PoolFailed,
-    TasksRevoked,
     WorkerGone,
     WorkerInitialized,
     WorkerMessage,
@@ -82,7 +80,6 @@ class RayKind(WorkerKind):
     options: WorkerOptions
     cluster: RayCluster
     in_process: ClassVar[bool] = False
-    deep_bytes: ClassVar[int | None] = 128 << 20  # a round trip to another machine takes a few ms
 
     def keeps_pool(self, setup: Any) -> bool:  # noqa: ARG002
         """See `WorkerKind`. The actors on the nodes run the workers of the next epoch, too."""
@@ -214,8 +211,8 @@ class RayPool(WorkerPool):
         """See `WorkerPool`. False once the pool's thread has failed, or Ray has been shut down or reconnected."""
         return self._failure is None and self._session == self._cluster.session
 
-    def fileno(self, uid: int | None = None) -> int:  # noqa: ARG002
-        """See `WorkerPool`: all workers share one descriptor."""
+    def fileno(self) -> int:
+        """See `WorkerPool`."""
         return self._messages.fileno()
 
     # ---- from the engine --------------------------------------------------------------------------------------------
@@ -276,21 +273,10 @@ class RayPool(WorkerPool):
     def _environment_command(self) -> SetEnvironment:
         return SetEnvironment(self._environment, self._options.runtime_env is not None)
 
-    def revoke(self, uid: int, tasks: Sequence[Task]) -> list[Task]:
-        """See `WorkerPool`. Always returns an empty list; the node reports later which tasks it took back."""
-        handle = self._handles.get(uid)
-        if handle is not None:
-            keys = [key for task in tasks if (key := JobKey(task.epoch, task.job)) not in handle.revocations_requested]
-            if keys:
-                handle.revocations_requested.update(keys)
-                self._send(handle, RevokeTasks(uid, keys))
-        return []
-
     def cancel(self, uid: int, epoch: int, jobs: tuple[int, ...] | None) -> None:
         """See `WorkerPool`."""
         handle = self._handles.get(uid)
         if handle is not None:
-            handle.revocations_requested = {key for key in handle.revocations_requested if key.epoch != epoch}
             self._send(handle, CancelTasks(uid, epoch, jobs))
 
     def release_memory(self) -> None:
@@ -310,14 +296,8 @@ class RayPool(WorkerPool):
                 if isinstance(message, BatchDone):
                     message.outcome.discard()
                 continue  # the worker has ended
-            if isinstance(message, BatchDone):
-                if handle.revocations_requested:
-                    handle.revocations_requested.discard(JobKey(message.epoch, message.number))
-            elif isinstance(message, WorkerInitialized):
+            if isinstance(message, WorkerInitialized):
                 handle.ready = True
-            elif isinstance(message, TasksRevoked):
-                # The worker may be given these tasks again.
-                handle.revocations_requested.difference_update(message.jobs)
             elif isinstance(message, WorkerGone):
                 handle.mark_ended(message.exitcode)
                 del self._handles[message.uid]

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
-from nbloader.batch.task import JobKey
 from nbloader.events.remote_errors import SampleFailure
 from nbloader.transport.environment import Environment
 from nbloader.workers.api import WorkerOptions
@@ -64,13 +63,6 @@ class SubmitTasks(NamedTuple):
     """The tasks, each a pickled `SentTask`."""
 
 
-class RevokeTasks(NamedTuple):
-    """Take back tasks that a worker has not begun. The node reports `TasksRevoked` if it took any back."""
-
-    uid: int
-    jobs: list[JobKey]
-
-
 class CancelTasks(NamedTuple):
     """Cancel tasks: see `WorkerPool.cancel`."""
 
@@ -102,7 +94,7 @@ class CloseNode(NamedTuple):
 
 
 Command: TypeAlias = (
-    "SetEnvironment | LoadSetup | DropSetup | StartWorker | SubmitTasks | RevokeTasks | CancelTasks | KillWorker"
+    "SetEnvironment | LoadSetup | DropSetup | StartWorker | SubmitTasks | CancelTasks | KillWorker"
     " | SampleStack | ReleaseMemory | CloseNode"
 )
 
@@ -146,7 +138,7 @@ class StatusEntry(NamedTuple):
     position: int
     pid: int
     begun: int
-    """The highest sequence number that was begun, if the worker processes several tasks at a time; -1 otherwise."""
+    """See `SharedStatus.begun`."""
 
 
 class BatchBegin(NamedTuple):
