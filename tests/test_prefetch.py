@@ -1,4 +1,4 @@
-"""How far ahead batches are requested, and when stealing is worth it: the numbers of the default policy."""
+"""How far ahead batches are requested, and how many of them a worker holds: the numbers of the default policy."""
 
 from __future__ import annotations
 
@@ -6,161 +6,113 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbloader.scheduler.prefetch import (
-    DEEP_BYTES,
-    DEEP_QUEUE,
-    DEEPEST_QUEUE,
-    EXTENSION_BATCHES,
-    EXTENSION_BYTES,
-    UNWATCHED,
-    PrefetchPolicy,
-)
+from nbloader.scheduler.prefetch import BLOCKED_TIMES, MAX_DEPTH, MIN_DEPTH, WINDOW_BYTES, Window
 
 pytestmark = pytest.mark.unit
 
 MS = 1_000_000
 
 
+def measured(nbytes: int, produce_ns: int, workers: int = 2, **options: int) -> Window:
+    """A window without arguments of the user, after a batch."""
+    window = Window(workers, adaptive=True, **options)
+    window.observe(nbytes, produce_ns)
+    return window
+
+
 @given(workers=st.integers(1, 64), factor=st.integers(0, 9), total=st.none() | st.integers(0, 99))
-def test_the_window_is_shared_by_the_workers(workers, factor, total):
-    policy = PrefetchPolicy(workers, prefetch_factor=factor, prefetch=total)
-    assert policy.window == (factor * workers if total is None else total)
-    assert policy.prefetches == (policy.window > 0)
-    assert policy.queue_depth >= 1
-    assert policy.queue_depth * workers >= policy.window
-    policy.resize(1)
-    assert policy.window == (factor if total is None else total)
-    policy.set_window(3)
-    assert policy.window == policy.queue_depth == 3
+def test_what_the_user_sets_is_requested_whatever_batches_cost(workers, factor, total):
+    window = Window(workers, prefetch_factor=factor, prefetch=total)
+    for nbytes, produce_ns in ((1000, 1000), (1 << 30, 50 * MS)):
+        window.observe(nbytes, produce_ns)
+        assert window.size == (factor * workers if total is None else total)
+        assert window.prefetches == (window.size > 0)
+        assert window.room(window.size, blocked=9) == (0 if window.size else 1)
+        assert window.depth(0) >= 1
+        assert window.depth(0) * workers >= window.size
+    window.resize(1)
+    assert window.size == (factor if total is None else total)
+    window.set_size(3)
+    assert window.size == window.depth(0) == 3
 
 
 @pytest.mark.parametrize(
-    ("nbytes", "produce_ns", "window"),
-    [(1000, MS, 2 * DEEPEST_QUEUE), (1000, 3 * MS, 4), (1 << 20, MS, 4)],
-    ids=["small and fast", "slow", "large"],
+    ("nbytes", "produce_ns", "depth"),
+    [(1000, MS // 20, MAX_DEPTH), (1000, MS // 2, 4), (1000, 50 * MS, MIN_DEPTH), (1 << 30, MS // 20, MIN_DEPTH)],
+    ids=["tiny", "as many as take 2 ms", "slow", "large"],
 )
-def test_the_window_grows_while_batches_are_small_and_fast(nbytes, produce_ns, window):
-    policy = PrefetchPolicy(2, prefetch_factor=2, adaptive=True)
-    policy.observe(nbytes, produce_ns)
-    policy.adapt()
-    assert policy.window == window
-    policy.observe(1 << 30, MS)
-    policy.adapt()
-    assert policy.window == 4
-    fixed = PrefetchPolicy(2, prefetch_factor=2)
-    fixed.observe(nbytes, produce_ns)
-    fixed.adapt()
-    assert fixed.window == 4
+def test_a_worker_holds_what_takes_two_milliseconds(nbytes, produce_ns, depth):
+    window = measured(nbytes, produce_ns)
+    assert (window.depth(0), window.size) == (depth, 2 * depth)
 
 
-def test_a_consumer_waits_for_fast_batches_in_groups():
-    policy = PrefetchPolicy(1, prefetch_factor=2, adaptive=True)
-    policy.observe(1000, MS // 10)
-    assert policy.group(16) == 1, "while the window is shallow"
-    policy.adapt()
-    assert [policy.group(held) for held in (16, 8, 3, 0)] == [6, 4, 1, 1]
-    slower = PrefetchPolicy(1, prefetch_factor=2, adaptive=True)
-    slower.observe(1000, MS)
-    slower.adapt()
-    assert slower.group(16) == 1
+def test_before_the_first_batch_a_worker_holds_one():
+    assert Window(4, adaptive=True).depth(0) == 1
+    assert Window(4, adaptive=True).size == 4 * MIN_DEPTH
 
 
-def test_small_fast_batches_arrive_unwatched_while_workers_have_others_queued():
-    policy = PrefetchPolicy(2, prefetch_factor=2, adaptive=True)
-    policy.observe(1000, MS // 2)  # one every 0.25 ms
-    assert policy.unwatched(32) == 0, "while the window is shallow"
-    policy.adapt()
-    assert policy.unwatched(32) == UNWATCHED
-    assert policy.unwatched(8) == pytest.approx(0.001), "workers keep half of what they hold"
-    assert [policy.unwatched(held) for held in (3, 1, 0)] == [0, 0, 0], "fewer than two would arrive"
-    slower = PrefetchPolicy(1, prefetch_factor=2, adaptive=True)
-    slower.observe(1000, int(1.5 * MS))
-    slower.adapt()
-    assert slower.unwatched(32) == 0
-    waiting = PrefetchPolicy(2, prefetch_factor=2, adaptive=True, concurrency=100)
-    waiting.observe(1000, MS // 2)
-    waiting.adapt()
-    assert waiting.unwatched(32) == 0, "many samples of an asynchronous dataset are in flight"
+@given(nbytes=st.integers(0, 1 << 32), produce_ns=st.integers(1, 100 * MS), workers=st.integers(1, 32))
+def test_the_window_is_bounded_in_batches_and_bytes(nbytes, produce_ns, workers):
+    window = measured(nbytes, produce_ns, workers)
+    assert MIN_DEPTH * workers <= window.size <= MAX_DEPTH * workers
+    assert (window.size - MIN_DEPTH * workers) * nbytes <= WINDOW_BYTES
+
+
+@given(nbytes=st.integers(0, 1 << 32), blocked=st.integers(0, 10_000), outstanding=st.integers(0, 10_000))
+def test_batches_that_one_batch_blocks_do_not_count_up_to_a_credit_of_batches_and_bytes(nbytes, blocked, outstanding):
+    window = measured(nbytes, 50 * MS)
+    room = window.room(outstanding, blocked)
+    assert room <= max(1, window.size + blocked - outstanding)
+    beyond = outstanding + room - max(outstanding, window.size)
+    assert beyond <= BLOCKED_TIMES * window.size
+    assert beyond * nbytes <= WINDOW_BYTES
+    assert room or outstanding, "one batch is always requested"
+
+
+def test_without_a_blocked_batch_the_window_is_filled_in_groups_where_it_is_deep():
+    deep, shallow = measured(1000, MS // 20), measured(1000, 50 * MS)
+    assert [shallow.room(outstanding, 0) for outstanding in (0, 3, 4)] == [4, 1, 0]
+    half = (deep.size - 2 * MIN_DEPTH) // 2
+    assert [deep.room(deep.size - room, 0) for room in (half - 1, half, deep.size)] == [0, half, deep.size]
 
 
 def test_a_chosen_prefetch_factor_ends_the_adaptation():
-    policy = PrefetchPolicy(2, prefetch_factor=2, adaptive=True)
-    policy.observe(1000, MS)
-    policy.adapt()
-    policy.set_window(5)
-    policy.adapt()
-    assert policy.window == 10
-
-
-def test_batches_are_requested_in_groups_except_beyond_the_window():
-    policy = PrefetchPolicy(2, prefetch_factor=16)
-    assert [policy.refill_size(room, 0) for room in (0, 1, 3, 4, 32)] == [0, 0, 0, 4, 32]
-    assert [policy.refill_size(room, extension=2) for room in (1, 2, 3)] == [1, 2, 0]
-
-
-def test_a_deep_window_is_extended_by_several_batches_at_once():
-    assert [PrefetchPolicy(2, prefetch_factor=factor).extension_step for factor in (1, 2, 16)] == [1, 1, 4]
-
-
-@given(nbytes=st.integers(0, 1 << 32), workers=st.integers(1, 16))
-def test_the_extension_of_the_window_is_bounded_in_batches_and_bytes(nbytes, workers):
-    policy = PrefetchPolicy(workers)
-    policy.observe(nbytes, MS)
-    extension = policy.extended_window - policy.window
-    assert 0 <= extension <= EXTENSION_BATCHES * workers
-    assert extension * nbytes <= EXTENSION_BYTES
+    window = measured(1000, MS // 20)
+    window.set_size(5)
+    window.observe(1000, MS // 20)
+    assert window.size == 10
 
 
 def test_a_batch_in_chunks_counts_with_its_whole_size():
-    policy = PrefetchPolicy(1)
-    policy.observe(EXTENSION_BYTES // 8, MS, chunks=4)
-    assert policy.extended_window - policy.window == 2
-
-
-@pytest.mark.parametrize(("produce_ns", "steal", "queue"), [(MS // 10, 10, 22), (MS, 1, 4), (50 * MS, 1, 2)])
-def test_fast_batches_are_stolen_and_queued_in_larger_numbers(produce_ns, steal, queue):
-    policy = PrefetchPolicy(2)
-    policy.observe(1000, produce_ns)
-    assert (policy.min_steal, policy.sufficient_queue) == (steal, queue)
-
-
-def test_half_of_a_deep_window_is_requested_at_once():
-    policy = PrefetchPolicy(2, adaptive=True)
-    policy.observe(1000, MS // 20)
-    policy.adapt()
-    half = policy.window // 2
-    assert half == DEEPEST_QUEUE
-    assert [policy.refill_size(room, 0) for room in (half - 1, half)] == [0, half]
-
-
-@pytest.mark.parametrize(
-    ("workers", "nbytes", "deep_bytes", "window"),
-    [
-        (2, 2000, None, 2 * DEEPEST_QUEUE),
-        (2, 400_000, None, DEEP_BYTES // 400_000),
-        (100, 400_000, None, 100 * DEEP_QUEUE),
-        (12, 1 << 19, EXTENSION_BYTES, EXTENSION_BYTES >> 19),
-    ],
-    ids=["small batches", "as many as there is memory for", "never fewer than usual", "more memory"],
-)
-def test_as_many_batches_are_requested_as_fit_into_memory(workers, nbytes, deep_bytes, window):
-    policy = PrefetchPolicy(workers, adaptive=True, deep_bytes=deep_bytes)
-    for size in (1000, nbytes, nbytes):  # they grow
-        policy.observe(size, MS // 20)
-        policy.adapt()
-    assert policy.window == window
-
-
-def test_before_the_first_batch_any_number_is_worth_stealing():
-    assert PrefetchPolicy(2).min_steal == 1
+    whole, chunked = measured(WINDOW_BYTES // 8, MS // 20), Window(2, adaptive=True)
+    chunked.observe(WINDOW_BYTES // 32, MS // 20, chunks=4)
+    assert (chunked.nbytes, chunked.size) == (whole.nbytes, whole.size)
 
 
 def test_the_production_time_is_a_running_mean():
-    policy = PrefetchPolicy(1)
+    window = Window(1, adaptive=True)
     for _ in range(50):
-        policy.observe(1000, MS)
-    policy.observe(1000, 5 * MS)
-    assert policy.fast, "one slow batch does not make the others slow"
+        window.observe(1000, MS // 4)
+    window.observe(1000, 2 * MS)
+    assert window.size > MIN_DEPTH, "one slow batch does not make the others slow"
     for _ in range(50):
-        policy.observe(1000, 9 * MS)
-    assert not policy.fast
+        window.observe(1000, 9 * MS)
+    assert window.size == MIN_DEPTH
+
+
+def test_memory_limits_the_window_and_what_is_begun():
+    window = measured(1000, MS // 20)
+    assert window.limit(3)
+    assert window.size == 3
+    assert [window.affords(outstanding) for outstanding in (2, 3)] == [True, False]
+    assert not window.limit(3), "no lower than before"
+    assert not window.limit(None)
+    assert window.size == window.planned == 2 * MAX_DEPTH
+
+
+def test_an_asynchronous_worker_holds_the_batches_of_its_samples_in_flight_and_more_while_one_is_blocked():
+    window = Window(2, concurrency=100)
+    window.expect(10)
+    assert window.depth(0) >= 100 // 10
+    assert window.size >= 2 * 100 // 10
+    assert window.depth(1) > window.depth(0)
