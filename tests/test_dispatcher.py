@@ -34,7 +34,7 @@ class FixedPolicy:
     def room(self, outstanding: int, blocked: int) -> int:
         return max(self.window, 1) - outstanding
 
-    def depth(self, blocked: int) -> int:
+    def depth(self) -> int:
         return self.most
 
     def affords(self, outstanding: int) -> bool:

@@ -28,12 +28,12 @@ def test_what_the_user_sets_is_requested_whatever_batches_cost(workers, factor, 
         assert window.size == (factor * workers if total is None else total)
         assert window.prefetches == (window.size > 0)
         assert window.room(window.size, blocked=9) == (0 if window.size else 1)
-        assert window.depth(0) >= 1
-        assert window.depth(0) * workers >= window.size
+        assert window.depth() >= 1
+        assert window.depth() * workers >= window.size
     window.resize(1)
     assert window.size == (factor if total is None else total)
     window.set_size(3)
-    assert window.size == window.depth(0) == 3
+    assert window.size == window.depth() == 3
 
 
 @pytest.mark.parametrize(
@@ -43,11 +43,11 @@ def test_what_the_user_sets_is_requested_whatever_batches_cost(workers, factor, 
 )
 def test_a_worker_holds_what_takes_two_milliseconds(nbytes, produce_ns, depth):
     window = measured(nbytes, produce_ns)
-    assert (window.depth(0), window.size) == (depth, 2 * depth)
+    assert (window.depth(), window.size) == (depth, 2 * depth)
 
 
 def test_before_the_first_batch_a_worker_holds_one():
-    assert Window(4, adaptive=True).depth(0) == 1
+    assert Window(4, adaptive=True).depth() == 1
     assert Window(4, adaptive=True).size == 4 * MIN_DEPTH
 
 
@@ -110,9 +110,12 @@ def test_memory_limits_the_window_and_what_is_begun():
     assert window.size == window.planned == 2 * MAX_DEPTH
 
 
-def test_an_asynchronous_worker_holds_the_batches_of_its_samples_in_flight_and_more_while_one_is_blocked():
+def test_an_asynchronous_worker_holds_the_batches_of_its_samples_in_flight_and_more_while_they_are_small():
     window = Window(2, concurrency=100)
     window.expect(10)
-    assert window.depth(0) >= 100 // 10
+    assert window.depth() >= 100 // 10
     assert window.size >= 2 * 100 // 10
-    assert window.depth(1) > window.depth(0)
+    few, many = window.depth(), 100 / 10
+    assert few > 2 * many, "in the tail of a batch, few of its samples are in flight"
+    window.observe(WINDOW_BYTES, MS)
+    assert window.depth() == 10 + 2, "large batches"

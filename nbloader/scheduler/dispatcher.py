@@ -303,7 +303,7 @@ class Dispatcher(Generic[R]):
         return [Assign(worker, tasks) for worker, tasks in assigned.items()]
 
     def _assign_jobs(self, state: IterationState[R], assigned: dict[int, list[Task]], *, free: bool) -> None:
-        depth = self.policy.depth(state.reorder.reordering)
+        depth = self.policy.depth()
         if min(map(len, self._held.values())) >= depth:
             return
         kept: collections.deque[Task] = collections.deque()

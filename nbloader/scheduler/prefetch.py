@@ -21,10 +21,6 @@ BLOCKED_TIMES = 32
 """Multiple of the window that may be outstanding while one batch blocks those that have arrived after it, limited by
 `WINDOW_BYTES`. In a simulation of exponential waits, with a concurrency of 500 and batches of 10, asynchronous workers
 have 92% of these 500 samples in flight with this number, and 49% with 4."""
-CONCURRENT_TIMES = 4
-"""While a batch blocks others, an asynchronous worker may hold this multiple of the batches that it can process at a
-time. If waits are distributed exponentially, a batch of 16 takes 3.4 times as long as a sample, and has few samples in
-flight in the last third of that time."""
 AVERAGED_BATCHES = 8
 """Each new batch has weight 1/AVERAGED_BATCHES in the running means of production time and batch size."""
 
@@ -40,12 +36,8 @@ class PrefetchPolicy(Protocol):
             blocked: How many of these are blocked.
         """
 
-    def depth(self, blocked: int) -> int:
-        """Return the number of batches, or of chunks of them, that one worker may hold.
-
-        Args:
-            blocked: Number of batches that are blocked.
-        """
+    def depth(self) -> int:
+        """Return the number of batches, or of chunks of them, that one worker may hold."""
 
     def affords(self, outstanding: int) -> bool:
         """Return whether there is memory for another batch.
@@ -96,12 +88,17 @@ class Window:
         self._plan()
 
     def _plan(self) -> None:
-        workers, per_worker, concurrent = self._num_workers, self._prefetch_factor, 0
+        workers, per_worker = self._num_workers, self._prefetch_factor
+        fitting = WINDOW_BYTES // (workers * max(1, self.nbytes))
         if self.concurrency:
-            concurrent = math.ceil(self.concurrency / max(1, self._batch_size)) if self._batch_size else 0
-            per_worker = max(1, concurrent + max(per_worker, concurrent // 4))
+            concurrent = 0
+            if self._batch_size:
+                concurrent = math.ceil(self.concurrency / self._batch_size)
+            # If waits are distributed exponentially, a batch takes about 1 + log(its size) times as long as a sample:
+            # so many times the batches keep all samples in flight, although few samples of each are at its end.
+            wanted = math.ceil(concurrent * (1 + math.log(max(1, self._batch_size))))
+            per_worker = max(1, concurrent + max(per_worker, concurrent // 4), min(wanted, fitting))
         elif self._adaptive and self.produce_ns:
-            fitting = WINDOW_BYTES // (workers * max(1, self.nbytes))
             wanted = -(-QUEUED_NS // self.produce_ns)
             per_worker = max(per_worker, min(MAX_DEPTH, wanted, fitting))
         self.planned = per_worker * workers if self._prefetch is None else self._prefetch
@@ -114,13 +111,10 @@ class Window:
         self._credit = self.size
         if self._prefetch is None and self._affordable is None and (self._adaptive or self.concurrency):
             self._credit += min(BLOCKED_TIMES * self.size, WINDOW_BYTES // max(1, self.nbytes))
-        self._depth = self._blocked_depth = max(1, -(-self.size // workers))
+        self._depth = max(1, -(-self.size // workers))
         if self.concurrency and self._prefetch is None:
-            jobs = math.ceil(self.concurrency / self._job_size) + 1  # one is begun in part
-            if self._job_size < self._batch_size:
-                self._depth = max(self._depth, jobs + self._prefetch_factor)
-            self._blocked_depth = max(self._depth, CONCURRENT_TIMES * jobs)
-        self._step = (-(-self.size // workers) - concurrent - MIN_DEPTH) * workers // 2
+            self._depth *= math.ceil(max(1, self._batch_size) / self._job_size)
+        self._step = 0 if self.concurrency else (-(-self.size // workers) - MIN_DEPTH) * workers // 2
         """Batches to request at once, so that one message requests several if workers hold more than `MIN_DEPTH`."""
 
     # ---- what changes the plan ----------------------------------------------------------------------------------
@@ -183,11 +177,11 @@ class Window:
         room = min(self.size + blocked, self._credit) - outstanding
         return room if room > 0 and room >= self._step else 0
 
-    def depth(self, blocked: int) -> int:
+    def depth(self) -> int:
         """See `PrefetchPolicy`. Until the size of a batch is known, a worker holds one."""
         if not (self.produce_ns or self.concurrency):
             return 1
-        return self._blocked_depth if blocked else self._depth
+        return self._depth
 
     def affords(self, outstanding: int) -> bool:
         """See `PrefetchPolicy`."""
