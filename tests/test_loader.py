@@ -533,8 +533,9 @@ def test_persistent_workers_keep_their_copy_of_the_dataset_until_reload():
         assert flat(loader) == [0, 0, 0, 0]
 
 
-def test_workers_are_not_replaced_while_the_dataset_is_unchanged():
-    with DataLoader(Sums(np.ones((4, 20_000))), 4, num_workers=2, multiprocessing_context="forkserver") as loader:
+def test_persistent_workers_are_not_replaced():
+    options = {"num_workers": 2, "multiprocessing_context": "forkserver", "persistent_workers": True}
+    with DataLoader(Sums(np.ones((4, 20_000))), 4, **options) as loader:
         list(loader)
         before = all_pids(loader)
         for _ in range(3):

@@ -1182,9 +1182,9 @@ class Engine:
         return closed
 
     def close_soon(self) -> None:
-        """Close the engine soon, since its loader was garbage-collected. Never waits.
+        """Close the engine soon, since its loader was garbage-collected or uses another one. Never waits.
 
-        This is called by a finalizer, which may run at any moment. If there are workers, the supervisor stops them.
+        A finalizer calls this, at any moment. If there are workers, the supervisor stops them.
         """
         if self._owner != current_process.pid:
             return
@@ -1196,8 +1196,9 @@ class Engine:
 
     def retire(self) -> None:
         """Close the engine when its last iteration has ended, because another engine has replaced it."""
-        self._retired = True
-        self._command(lambda: None if self._dispatcher.iterations else self._close())
+        self._retired = True  # first: an iteration that ends meanwhile closes the engine
+        if not self._dispatcher.iterations:
+            self.close_soon()
 
     def _close(self) -> bool:
         if self.closed:

@@ -505,8 +505,8 @@ def test_iterator_workers_include_threads_and_do_not_exist_without_workers():
         batches = iter(loader)
         (worker,) = batches._workers
         worker.terminate()  # a thread cannot be ended, and this process must not be
-        assert flat(batches) == [0, 1, 2, 3]
         assert worker.is_alive()
+        assert flat(batches) == [0, 1, 2, 3]
     worker.join(90)
     assert not worker.is_alive()
     with DataLoader(Numbers(4)) as loader:
