@@ -32,7 +32,7 @@ from nbloader.batch.task import ALONE_AFTER
 from nbloader.events import BatchRecord
 from nbloader.report.trace import Trace
 from nbloader.scheduler.dispatcher import MAX_DEATHS, Dispatcher
-from nbloader.scheduler.prefetch import PrefetchPolicy
+from nbloader.scheduler.prefetch import Window
 from nbloader.workers import sample_loop
 from nbloader.workers.fetcher import is_async
 
@@ -522,18 +522,22 @@ def test_the_example_of_the_guide_fetches_pages_from_a_web_server(capsys):
 
 
 def test_the_window_holds_the_batches_in_flight_and_some_more():
-    policy = PrefetchPolicy(2, prefetch_factor=2, concurrency=500)
-    assert policy.window == 4
-    policy.expect(10)
-    assert (policy.begun, policy.window, policy.queue_depth) == (51, 2 * (50 + 13), 63)
-    assert policy.extended_depth == 4 * 51
-    policy.expect(1000)
-    assert policy.window < 2 * 63
-    one = PrefetchPolicy(1, prefetch_factor=0, concurrency=64)
+    window = Window(2, concurrency=500)
+    assert window.size == 4
+    window.expect(10)
+    assert (window.size, window.depth(0)) == (2 * (50 + 12), 62)
+    assert window.depth(1) == 4 * 51
+    assert window.room(window.size, 0) == 0
+    assert window.room(10 * window.size, 10 * window.size - 1) > 0
+    window.expect(1000)
+    assert window.size < 2 * 62
+    one = Window(1, prefetch_factor=0, concurrency=64)
     assert one.prefetches
     one.expect(32)
-    assert one.window == 3
-    assert PrefetchPolicy(1, prefetch=5, concurrency=64).window == 5
+    assert one.size == 3
+    total = Window(1, prefetch=5, concurrency=64)
+    assert total.size == 5
+    assert total.room(5, 4) == 0
 
 
 class SimulatedWorkers:
@@ -571,7 +575,7 @@ class SimulatedWorkers:
 @pytest.mark.parametrize("round_robin", [False, True])
 @pytest.mark.parametrize(("concurrency", "size", "least"), [(100, 16, 0.9), (64, 32, 0.7)])
 def test_samples_stay_in_flight_although_some_take_longer(concurrency, size, least, round_robin):
-    policy = PrefetchPolicy(2, prefetch_factor=2, concurrency=concurrency)
+    policy = Window(2, prefetch_factor=2, concurrency=concurrency)
     policy.expect(size)
     dispatcher: Dispatcher[str] = Dispatcher(policy, round_robin=round_robin)
     dispatcher.slots = 2
@@ -585,8 +589,6 @@ def test_samples_stay_in_flight_although_some_take_longer(concurrency, size, lea
             taken += 1
         if taken == batches:
             break
-        if not dispatcher.refill_size(0):
-            dispatcher.extend_window(0)
         for _ in range(min(dispatcher.refill_size(0), batches - dispatcher.iterations[0].added)):
             dispatcher.add(0, None, 0)
         for worker, tasks in dispatcher.assignments():
@@ -598,30 +600,8 @@ def test_samples_stay_in_flight_although_some_take_longer(concurrency, size, lea
     assert batches * size / (2 * concurrency) / workers.now > least, "of the waits that are possible"
 
 
-def test_at_the_end_a_worker_with_room_for_samples_takes_batches_that_another_has_not_begun():
-    policy = PrefetchPolicy(2, prefetch_factor=2, concurrency=8)
-    policy.expect(4)
-    dispatcher: Dispatcher[str] = Dispatcher(policy)
-    dispatcher.worker_ready(0)
-    dispatcher.worker_ready(1, 1)
-    dispatcher.open_iteration(0)
-    for i in range(8):
-        dispatcher.add(0, [i], 0)
-    assert [[task.job for task in assign.tasks] for assign in dispatcher.assignments()] == [[0, 2, 4, 6], [1, 3, 5, 7]]
-    dispatcher.result(1, 0, 1, "batch", 0)
-    dispatcher.result(1, 0, 3, "batch", 0)
-    assert not dispatcher.can_steal(), "eight samples are left"
-    dispatcher.result(1, 0, 5, "batch", 0)
-    revoke = dispatcher.steal_work(0, {})
-    assert [task.job for task in revoke.tasks] == [6]
-    dispatcher.revoked(0, revoke.tasks)
-    (assign,) = dispatcher.assignments()
-    assert assign == (1, revoke.tasks)
-    assert not dispatcher.can_steal()
-
-
 def test_of_several_jobs_in_flight_none_is_poisoned_before_it_is_alone():
-    dispatcher: Dispatcher[str] = Dispatcher(PrefetchPolicy(1, prefetch_factor=3, concurrency=8))
+    dispatcher: Dispatcher[str] = Dispatcher(Window(1, prefetch_factor=3, concurrency=8))
     dispatcher.open_iteration(0)
     tasks = [dispatcher.add(0, [i], 0) for i in range(3)]
     for worker in range(MAX_DEATHS + 1):
@@ -636,7 +616,7 @@ def test_of_several_jobs_in_flight_none_is_poisoned_before_it_is_alone():
 
 
 def test_all_jobs_of_a_closed_iteration_are_cancelled():
-    dispatcher: Dispatcher[str] = Dispatcher(PrefetchPolicy(1, prefetch_factor=3, concurrency=8))
+    dispatcher: Dispatcher[str] = Dispatcher(Window(1, prefetch_factor=3, concurrency=8), cancels_begun=True)
     dispatcher.worker_ready(0)
     dispatcher.open_iteration(0)
     for i in range(3):

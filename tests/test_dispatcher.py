@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from nbloader.scheduler.dispatcher import MAX_DEATHS, Dispatcher
-from nbloader.scheduler.prefetch import PrefetchPolicy
 
 pytestmark = pytest.mark.unit
 
@@ -25,18 +24,22 @@ def assignments(dispatcher):
     return sorted(pairs, key=lambda pair: (pair[1].epoch, pair[1].job))
 
 
-class FixedPolicy(PrefetchPolicy):
-    """Numbers that a test chooses, in place of those that follow from the costs of batches."""
-
-    min_steal = 1
-    sufficient_queue = 2
-    extended_window = 16
-    stall_ns = 5
+class FixedPolicy:
+    """A policy with numbers that a test chooses."""
 
     def __init__(self, depth: int, window: int = 8):
-        super().__init__()
-        self.queue_depth = depth
+        self.limit = depth
         self.window = window
+        self.affordable = 10**9
+
+    def room(self, outstanding: int, blocked: int) -> int:
+        return max(self.window, 1) - outstanding
+
+    def depth(self, blocked: int) -> int:
+        return self.limit
+
+    def affords(self, outstanding: int) -> bool:
+        return outstanding < self.affordable
 
 
 NOW = 10
@@ -71,7 +74,7 @@ class Chaos(RuleBasedStateMachine):
         self.depth = depth  # the largest so far
         for _ in range(workers):
             self.worker_starts()
-        self.iteration_begins(window, True, data)
+        self.iteration_begins(window, True)
         self.sampler_is_asked(data)
 
     def dispatch(self, data):
@@ -150,18 +153,6 @@ class Chaos(RuleBasedStateMachine):
             assert (epoch, number) not in self.accepted
             self.accepted.add((epoch, number))
 
-    def revoke(self, revoke, data):
-        """Take batches back from a worker, except for those that it has begun. Gives how many."""
-        inbox = self.inboxes[revoke.worker]
-        assert all((task.epoch, task.number) in inbox for task in revoke.tasks)
-        assert revoke.tasks
-        begun = data.draw(st.integers(0, len(revoke.tasks)), label="begun")
-        tasks = revoke.tasks[begun:]  # a worker begins them in order
-        for task in tasks:
-            inbox.remove((task.epoch, task.number))
-        self.dispatcher.revoked(revoke.worker, tasks)
-        return len(tasks)
-
     def cancel(self, cancels, data):
         """Cancel batches of a closed iteration. A worker that has begun such a batch still produces it."""
         for worker, epoch, numbers in cancels:
@@ -173,12 +164,11 @@ class Chaos(RuleBasedStateMachine):
 
     # ---- iterations
 
-    @rule(window=st.integers(0, 6), in_order=st.booleans(), data=st.data())
-    def iteration_begins(self, window, in_order, data):
+    @rule(window=st.integers(0, 6), in_order=st.booleans())
+    def iteration_begins(self, window, in_order):
         epoch, self.epochs = self.epochs, self.epochs + 1
         self.set_window(window)
-        for revoke in self.dispatcher.open_iteration(epoch, in_order=in_order):
-            self.revoke(revoke, data)
+        self.dispatcher.open_iteration(epoch, in_order=in_order)
         self.wanted[epoch] = []
         self.windows[epoch] = window
         if not in_order:
@@ -207,28 +197,13 @@ class Chaos(RuleBasedStateMachine):
     def iteration_is_parked_or_asked(self, data, parked):
         epoch = data.draw(st.sampled_from(sorted(self.wanted)))
         if parked:
-            for revoke in self.dispatcher.park(epoch):
-                self.revoke(revoke, data)
+            self.dispatcher.park(epoch)
         else:
             self.dispatcher.unpark(epoch)
 
-    @rule(data=st.data())
-    def a_worker_is_idle(self, data):
-        """As the engine does after each round."""
-        least = data.draw(st.integers(1, 3), label="least")
-        stuck = data.draw(st.sets(st.sampled_from(sorted(self.inboxes))) if self.inboxes else st.just(set()))
-        while True:
-            idle = [worker for worker in self.inboxes if not self.dispatcher.held_by(worker)]
-            self.policy.min_steal = least
-            revoke = self.dispatcher.steal_work(NOW, dict.fromkeys(stuck, 0))
-            assert revoke is None or idle
-            if revoke is None:
-                break
-            assert self.dispatcher.held_by(revoke.worker)[0] not in revoke.tasks, "what it is processing stays"
-            assert revoke.worker in stuck or len(revoke.tasks) >= least
-            if not self.revoke(revoke, data):
-                break
-            self.batches_are_sent()
+    @rule(affordable=st.integers(1, 9))
+    def memory_is_short(self, affordable):
+        self.policy.affordable = affordable
 
     @rule(paused=st.booleans())
     def loader_is_paused_or_resumed(self, paused):
@@ -247,7 +222,7 @@ class Chaos(RuleBasedStateMachine):
 
     @rule(workers=st.integers(0, 4), depth=st.integers(1, 4), window=st.integers(0, 6), data=st.data())
     def loader_is_resized(self, workers, depth, window, data):
-        self.policy.queue_depth = depth
+        self.policy.limit = depth
         self.depth = max(self.depth, depth)
         self.set_window(window)
         for worker in sorted(self.inboxes)[workers:]:
@@ -274,7 +249,7 @@ class Chaos(RuleBasedStateMachine):
     @rule(data=st.data())
     def sampler_is_asked(self, data):
         epoch = data.draw(st.sampled_from(sorted(self.wanted)))
-        room = self.dispatcher.room(epoch)
+        room = max(0, self.dispatcher.refill_size(epoch))
         for _ in range(data.draw(st.sampled_from([room, min(1, room)]))):
             task = self.dispatcher.add(epoch, ["index"], seed=7)
             assert (task.epoch, task.indices, task.seed) == (epoch, ["index"], 7)
@@ -350,6 +325,7 @@ class Chaos(RuleBasedStateMachine):
             return
         self.dispatcher.resume()
         self.steps = self.owed = 0
+        self.policy.affordable = 1
         for worker in list(self.inboxes):
             self.dispatcher.worker_gone(worker, blame=False)
         self.inboxes = {}
@@ -372,23 +348,6 @@ Chaos.TestCase.settings = settings(max_examples=150, stateful_step_count=50, dea
 TestChaos = Chaos.TestCase
 
 
-def steal_work(dispatcher, least=1, stalled=(), begun=()):
-    """An idle worker steals. Gives what was taken from which worker: (worker, numbers); None for nothing.
-
-    Args:
-        begun: What that worker has begun meanwhile.
-    """
-    dispatcher.policy.min_steal = least
-    revoke = dispatcher.steal_work(NOW, dict.fromkeys(stalled, 0))
-    return None if revoke is None else revoked(dispatcher, revoke, begun)
-
-
-def revoked(dispatcher, revoke, begun=()):
-    tasks = [task for task in revoke.tasks if task.number not in begun]
-    dispatcher.revoked(revoke.worker, tasks)
-    return revoke.worker, [task.number for task in tasks]
-
-
 def produced(dispatcher: Dispatcher[str], worker: int, number: int, epoch: int = 0):
     """The result of a batch arrives. Returns the batches that can be delivered since then; None if it is rejected."""
     state = dispatcher.iterations.get(epoch)
@@ -398,16 +357,6 @@ def produced(dispatcher: Dispatcher[str], worker: int, number: int, epoch: int =
     freed = state.reorder.peek(state.reorder.ready)[before:]
     assert all(delivery.task.in_order == NOW for delivery in freed)
     return [delivery.task.number for delivery in freed]
-
-
-def producer(dispatcher, enough):
-    dispatcher.policy.sufficient_queue = enough
-    return dispatcher.producer(0)
-
-
-def extend_window(dispatcher):
-    dispatcher.policy.sufficient_queue = 3
-    return dispatcher.extend_window(0)
 
 
 def dispatcher_with(
@@ -427,11 +376,11 @@ def sent(dispatcher: Dispatcher[str]) -> list[tuple[int, int]]:
     return [(worker, task.number) for worker, task in assignments(dispatcher)]
 
 
-def test_batches_go_to_the_least_loaded_worker_in_order():
+def test_a_batch_goes_to_the_worker_whose_turn_it_is():
     dispatcher = dispatcher_with(3)
     assert sent(dispatcher) == [(0, 0), (1, 1), (2, 2), (0, 3), (1, 4), (2, 5)]
     assert produced(dispatcher, 1, 1) == []
-    assert sent(dispatcher) == [(1, 6)]
+    assert sent(dispatcher) == [(1, 7)]
 
 
 def test_round_robin_a_batch_waits_for_its_worker_even_if_another_is_idle():
@@ -439,9 +388,8 @@ def test_round_robin_a_batch_waits_for_its_worker_even_if_another_is_idle():
     assert sent(dispatcher) == [(0, 0), (1, 1), (0, 2), (1, 3)]
     assert (produced(dispatcher, 1, 1), produced(dispatcher, 1, 3)) == ([], [])
     assert sent(dispatcher) == [(1, 5), (1, 7)]
-    assert not dispatcher.can_steal()
     assert (produced(dispatcher, 1, 5), produced(dispatcher, 1, 7)) == ([], [])
-    assert steal_work(dispatcher) is None
+    assert sent(dispatcher) == []
     assert produced(dispatcher, 0, 0) == [0, 1]
     assert sent(dispatcher) == [(0, 4)]
 
@@ -464,7 +412,9 @@ def test_round_robin_and_out_of_order_others_take_what_exceeds_the_queue_of_a_wo
         dispatcher.add(0, None, 0)
     assert sent(dispatcher) == [(1, 1), (1, 3)]
     assert (produced(dispatcher, 1, 1), produced(dispatcher, 1, 3)) == ([1], [3])
-    assert sent(dispatcher) == [(1, 4), (1, 5)]
+    assert sent(dispatcher) == [(1, 5), (1, 7)]
+    assert (produced(dispatcher, 1, 5), produced(dispatcher, 1, 7)) == ([5], [7])
+    assert sent(dispatcher) == [(1, 4), (1, 6)]
     dispatcher.worker_ready(0, slot=0)
     assert sent(dispatcher) == [(0, 0), (0, 2)]
 
@@ -506,38 +456,19 @@ def test_a_poisoned_batch_is_failed_and_the_rest_goes_on():
     assert [dispatcher.take(0).outcome for _ in range(3)] == ["error", "batch 1", "batch 2"]
 
 
-def test_a_parked_iteration_yields_the_workers_except_for_what_they_are_processing():
+def test_a_parked_iteration_yields_the_workers_when_they_have_done_what_they_hold():
     dispatcher = dispatcher_with(2)
     assert sent(dispatcher) == [(0, 0), (1, 1), (0, 2), (1, 3)]
-    revokes = dispatcher.open_iteration(1)
-    assert [revoked(dispatcher, revoke) for revoke in revokes] == [(0, [2]), (1, [3])]
+    dispatcher.open_iteration(1)
     dispatcher.add(1, None, 0)
     dispatcher.add(1, None, 0)
-    assert [(w, t.epoch, t.number) for w, t in assignments(dispatcher)] == [(0, 1, 0), (1, 1, 1)]
+    assert assignments(dispatcher) == []
     assert produced(dispatcher, 0, 0) == [0]
+    assert [(w, t.epoch, t.number) for w, t in assignments(dispatcher)] == [(0, 1, 0)]
+    assert produced(dispatcher, 0, 2) == []
+    assert assignments(dispatcher) == []
     dispatcher.unpark(0)
-    assert sent(dispatcher) == [(0, 2)]
-
-
-def test_a_parked_batch_that_a_worker_has_begun_is_not_produced_again():
-    dispatcher = dispatcher_with(1, batches=3)
-    sent(dispatcher)
-    (revoke,) = dispatcher.park(0)
-    assert revoked(dispatcher, revoke, begun=[1]) == (0, [])
-    produced(dispatcher, 0, 0)
-    assert produced(dispatcher, 0, 1) == [1]
-    dispatcher.unpark(0)
-    assert sent(dispatcher) == [(0, 2)]
-
-
-def test_a_batch_that_a_worker_has_begun_is_not_stolen():
-    dispatcher = dispatcher_with(2, depth=4, batches=8)
-    sent(dispatcher)
-    for number in (1, 3, 5, 7):
-        produced(dispatcher, 1, number)
-    assert steal_work(dispatcher, begun=[4]) == (0, [6])
-    assert sent(dispatcher) == [(1, 6)]
-    assert [task.number for task in dispatcher.held_by(0)] == [0, 2, 4]
+    assert sent(dispatcher) == [(0, 4)]
 
 
 def test_nothing_is_assigned_or_delivered_while_paused_but_results_are_kept():
@@ -603,15 +534,15 @@ def test_round_robin_the_worker_that_delays_an_iteration_may_hold_a_later_batch(
 @pytest.mark.parametrize(("window", "room"), [(0, 1), (1, 1), (3, 3)])
 def test_the_window_bounds_outstanding_batches(window, room):
     dispatcher = dispatcher_with(1, window=window, batches=0)
-    assert dispatcher.room(0) == room
+    assert dispatcher.refill_size(0) == room
     for _ in range(room):
         dispatcher.add(0, None, 0)
-    assert dispatcher.room(0) == 0
+    assert dispatcher.refill_size(0) == 0
     sent(dispatcher)
     produced(dispatcher, 0, 0)
-    assert dispatcher.room(0) == 0, "a batch that is ready and was not taken counts"
+    assert dispatcher.refill_size(0) == 0, "a batch that is ready and was not taken counts"
     dispatcher.take(0)
-    assert dispatcher.room(0) == 1
+    assert dispatcher.refill_size(0) == 1
 
 
 def test_a_result_of_a_closed_iteration_is_rejected():
@@ -623,48 +554,40 @@ def test_a_result_of_a_closed_iteration_is_rejected():
     assert dispatcher.held_by(0) == []
 
 
-def test_an_idle_worker_steals_what_another_has_not_begun():
-    dispatcher = dispatcher_with(2, batches=4)
+def test_another_worker_takes_a_batch_only_if_it_would_soon_be_idle():
+    dispatcher = dispatcher_with(2, depth=2)
     assert sent(dispatcher) == [(0, 0), (1, 1), (0, 2), (1, 3)]
-    produced(dispatcher, 1, 1)
-    assert steal_work(dispatcher) is None, "it has another"
-    produced(dispatcher, 1, 3)
-    assert steal_work(dispatcher) == (0, [2])
-    assert sent(dispatcher) == [(1, 2)]
-    assert dispatcher.held_by(1)[0].attempt == 1
-    assert produced(dispatcher, 1, 2) == []
-    assert steal_work(dispatcher) is None, "the one that a worker is processing stays"
-    assert produced(dispatcher, 0, 0) == [0, 1, 2, 3]
+    assert (produced(dispatcher, 1, 1), sent(dispatcher)) == ([], [(1, 5)])
+    assert (produced(dispatcher, 1, 3), sent(dispatcher)) == ([], [(1, 7)])
+    assert (produced(dispatcher, 1, 5), sent(dispatcher)) == ([], [])
+    assert (produced(dispatcher, 1, 7), sent(dispatcher)) == ([], [(1, 4)])
+    assert (produced(dispatcher, 0, 0), sent(dispatcher)) == ([0, 1], [(0, 6)])
 
 
-def test_a_batch_that_another_machine_gives_back_late_is_dropped_with_its_iteration():
+def test_while_batches_are_fast_another_worker_takes_several_at_once():
+    dispatcher = dispatcher_with(2, depth=8, window=32, batches=32)
+    assert [number for worker, number in sent(dispatcher) if worker == 1] == list(range(1, 16, 2))
+    for number in range(1, 16, 2):
+        produced(dispatcher, 1, number)
+    assert [number for _worker, number in sent(dispatcher)] == [17, 19, 21, 23, 25, 27, 29, 31]
+    for number in range(17, 32, 2):
+        produced(dispatcher, 1, number)
+    assert sent(dispatcher) == [(1, number) for number in (16, 18, 20, 22, 24, 26)]
+
+
+def test_a_late_result_of_a_closed_iteration_is_dropped():
     dispatcher = dispatcher_with(1, batches=2)
     sent(dispatcher)
     _first, second = dispatcher.held_by(0)
     produced(dispatcher, 0, 0)
     dispatcher.close_iteration(0)  # leaves what the worker seems to process
     assert dispatcher.held_by(0) == [second]
-    dispatcher.revoked(0, [second])
+    assert produced(dispatcher, 0, 1) is None
     assert dispatcher.held_by(0) == []
 
 
-def test_nothing_is_stolen_while_batches_wait_or_the_loader_is_paused():
-    dispatcher = dispatcher_with(2, batches=4)
-    sent(dispatcher)
-    produced(dispatcher, 1, 1)
-    produced(dispatcher, 1, 3)
-    dispatcher.pause()
-    assert steal_work(dispatcher) is None
-    dispatcher.resume()
-    dispatcher.add(0, None, 0)
-    assert steal_work(dispatcher) is None
-    assert sent(dispatcher) == [(1, 4)]
-    produced(dispatcher, 1, 4)
-    assert steal_work(dispatcher) is not None
-
-
-def test_equally_loaded_workers_are_assigned_batches_in_turn():
-    """As in torch's loader; here only among workers that are equally loaded."""
+def test_idle_workers_are_assigned_batches_in_turn():
+    """As in torch's loader."""
     dispatcher = dispatcher_with(3, batches=0)
     order = []
     for number in range(6):  # one at a time: all of them are idle when the next one is added
@@ -673,106 +596,3 @@ def test_equally_loaded_workers_are_assigned_batches_in_turn():
         order.append(worker)
         produced(dispatcher, worker, number)
     assert order == [0, 1, 2, 0, 1, 2]
-
-
-def test_an_idle_worker_steals_half_of_what_another_has_not_begun():
-    dispatcher = dispatcher_with(3, depth=8, window=24, batches=22)
-    sent(dispatcher)
-    assert [len(dispatcher.held_by(worker)) for worker in range(3)] == [8, 7, 7]
-    for number in range(1, 22, 3):
-        produced(dispatcher, 1, number)
-    for number in (2, 5, 8, 11):
-        produced(dispatcher, 2, number)
-    assert steal_work(dispatcher, 5, {2}) == (2, [20]), "one is worth it if a worker is stalled"
-    assert sent(dispatcher) == [(1, 20)]
-    produced(dispatcher, 1, 20)
-    assert steal_work(dispatcher, 5) is None, "it is not worth it"
-    assert steal_work(dispatcher, 4) == (0, [12, 15, 18, 21]), "the ones that it would process last"
-    assert sent(dispatcher) == [(1, 12), (1, 15), (2, 18), (1, 21)]
-    assert steal_work(dispatcher) is None
-
-
-def test_the_consumer_waits_for_one_producer_while_the_queues_of_the_others_suffice():
-    dispatcher = dispatcher_with(2, depth=4, batches=8)
-    sent(dispatcher)
-    assert [producer(dispatcher, enough) for enough in (4, 5)] == [0, None]
-    produced(dispatcher, 1, 1)
-    assert [producer(dispatcher, enough) for enough in (3, 4)] == [0, None]
-    dispatcher.pause()
-    assert producer(dispatcher, 3) is None, "a command ends the pause"
-    dispatcher.resume()
-    produced(dispatcher, 0, 0)
-    assert producer(dispatcher, 3) == 0, "batch 1 has arrived: it waits for 2"
-    produced(dispatcher, 0, 2)
-    produced(dispatcher, 1, 5)
-    assert producer(dispatcher, 2) == 1, "it waits for 3"
-    dispatcher.worker_gone(1, blame=False)
-    assert producer(dispatcher, 0) is None, "no worker produces it now"
-
-
-@pytest.mark.parametrize("how", [{"in_order": False}, {"chunk_size": 2}])
-def test_the_consumer_waits_for_all_workers_if_another_batch_may_be_delivered_first(how):
-    dispatcher: Dispatcher[str] = Dispatcher(FixedPolicy(4))
-    dispatcher.worker_ready(0)
-    dispatcher.open_iteration(0, join=lambda _whole: "", **how)
-    dispatcher.add(0, [0, 1, 2], 0)
-    sent(dispatcher)
-    assert dispatcher.held_by(0)
-    assert producer(dispatcher, 0) is None
-
-
-def test_the_window_is_extended_for_a_worker_that_exhausts_its_queue():
-    dispatcher = dispatcher_with(2, depth=4, batches=8)
-    sent(dispatcher)
-    produced(dispatcher, 1, 1)
-    assert not extend_window(dispatcher)
-    assert dispatcher.room(0) == 0
-    produced(dispatcher, 1, 3)
-    assert extend_window(dispatcher)
-    assert dispatcher.room(0) == 1
-
-
-def test_a_window_with_room_is_filled_before_it_is_extended():
-    dispatcher = dispatcher_with(2, depth=4, window=15, batches=8)
-    sent(dispatcher)
-    produced(dispatcher, 1, 1)
-    produced(dispatcher, 1, 3)
-    dispatcher.policy._deep = True  # then half of the window is requested at once, and one is missing
-    dispatcher.add(0, None, 0)
-    sent(dispatcher)
-    produced(dispatcher, 1, 5)
-    assert dispatcher.room(0) == 6
-    assert dispatcher.refill_size(0) == 0
-    assert extend_window(dispatcher)
-    assert dispatcher.refill_size(0) == 6
-    dispatcher.add(0, None, 0)
-    assert dispatcher.refill_size(0) == 0
-
-
-def test_a_delivered_batch_takes_its_place_in_an_extended_window_along():
-    dispatcher = dispatcher_with(2, depth=4, batches=8)
-    sent(dispatcher)
-    produced(dispatcher, 1, 1)
-    produced(dispatcher, 1, 3)
-    assert extend_window(dispatcher)
-    dispatcher.add(0, None, 0)
-    produced(dispatcher, 0, 0)
-    assert dispatcher.take(0)
-    assert dispatcher.room(0) == 0, "one message less"
-    assert dispatcher.take(0)
-    assert dispatcher.room(0) == 1
-
-
-def test_a_few_batches_are_stolen_only_from_stalled_workers():
-    dispatcher = dispatcher_with(2, batches=4)
-    sent(dispatcher)
-    assert not dispatcher.can_steal()
-    produced(dispatcher, 1, 1)
-    produced(dispatcher, 1, 3)
-    assert dispatcher.can_steal()
-    assert steal_work(dispatcher, 2, {1}) is None
-    assert steal_work(dispatcher, 2) is None
-    assert steal_work(dispatcher, 2, {0}) == (0, [2])
-    assert not dispatcher.can_steal(), "what waits now will be assigned"
-    sent(dispatcher)
-    assert not dispatcher.can_steal()

@@ -13,7 +13,7 @@ from nbloader import DataLoader
 from nbloader._util.system import V2, Cgroup
 from nbloader.engine.memory import CHECK_EVERY, FIRST_CHECK, MemoryWatch
 from nbloader.scheduler.dispatcher import Dispatcher
-from nbloader.scheduler.prefetch import PrefetchPolicy
+from nbloader.scheduler.prefetch import Window
 
 MB = 1 << 20
 GB = 1 << 30
@@ -56,45 +56,44 @@ def test_where_the_system_does_not_tell_there_is_no_limit():
 
 @pytest.mark.unit
 def test_the_window_shrinks_to_what_is_affordable_and_grows_again():
-    policy = PrefetchPolicy(4, prefetch_factor=2)
-    policy.observe(GB, 10**9)
-    assert policy.afford(3)
-    assert (policy.window, policy.queue_depth, policy.extended_window) == (3, 1, 3)
-    assert not policy.afford(3)  # not lower than before
-    assert policy.afford(0)
-    assert policy.window == 1
-    assert not policy.afford(8)
-    assert (policy.window, policy.queue_depth, policy.affordable) == (8, 2, None)
-    assert policy.extended_window == 8
-    assert not policy.afford(None)
+    window = Window(4, adaptive=True)
+    window.observe(GB, 10**9)
+    assert window.limit(3)
+    assert (window.size, window.depth(0), window.room(3, blocked=2)) == (3, 1, 0)
+    assert not window.limit(3)  # not lower than before
+    assert window.limit(0)
+    assert window.size == 1
+    assert not window.limit(8)
+    assert (window.size, window.depth(0)) == (8, 2)
+    assert not window.limit(None)
 
 
 @pytest.mark.unit
-def test_what_was_requested_and_not_begun_waits_for_memory_except_for_the_next_batch():
-    policy = PrefetchPolicy(3, prefetch_factor=2)
-    dispatcher: Dispatcher[str] = Dispatcher(policy)
+def test_what_was_requested_and_not_sent_waits_for_memory_except_for_the_next_batch():
+    window = Window(3)
+    dispatcher: Dispatcher[str] = Dispatcher(window)
+    dispatcher.slots = 3
     for worker in range(3):
         dispatcher.worker_ready(worker, worker)
     dispatcher.open_iteration(0)
-    tasks = [dispatcher.add(0, [i], 0) for i in range(6)]
-    assert sum(len(assigned.tasks) for assigned in dispatcher.assignments()) == 6
+    for i in range(6):
+        dispatcher.add(0, [i], 0)
+    assert sum(len(assigned.tasks) for assigned in dispatcher.assignments()) == 3, "the size of a batch is not known"
+    dispatcher.result(1, 0, 1, "1", 0)
+    window.observe(GB, 10**9)
+    window.limit(2)
+    assert not dispatcher.assignments()  # in memory: 1, and soon 0 and 2
     dispatcher.result(0, 0, 0, "0", 0)
-    policy.afford(2)
-    for revoke in dispatcher.take_back():
-        dispatcher.revoked(revoke.worker, revoke.tasks)
-    assert [len(dispatcher.held_by(worker)) for worker in range(3)] == [1, 1, 1]  # what they are processing
-    dispatcher.result(0, 0, 3, "3", 0)
-    assert not dispatcher.assignments()  # in memory: 0 and 3, and soon 1 and 2
-    dispatcher.take(0)
-    assert not dispatcher.assignments()
-    for number in (1, 2):
-        dispatcher.result(number, 0, number, str(number), 0)
-    for _ in range(3):
+    for _ in range(2):
         dispatcher.take(0)
-    assert [task.number for assigned in dispatcher.assignments() for task in assigned.tasks] == [4, 5]
-    dispatcher.worker_gone(next(w for w in range(3) if tasks[4] in dispatcher.held_by(w)), blame=False)
-    policy.afford(1)
-    assert [task.number for assigned in dispatcher.assignments() for task in assigned.tasks] == [4]
+    dispatcher.result(2, 0, 2, "2", 0)
+    assert [task.number for assigned in dispatcher.assignments() for task in assigned.tasks] == [3]
+    dispatcher.take(0)
+    window.limit(1)
+    assert not dispatcher.assignments()
+    dispatcher.worker_gone(0, blame=False)
+    dispatcher.worker_ready(3, 0)
+    assert [task.number for assigned in dispatcher.assignments() for task in assigned.tasks] == [3]
 
 
 @pytest.mark.parametrize("chunk_size", [None, 4])

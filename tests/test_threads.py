@@ -557,34 +557,6 @@ def test_the_descriptor_is_readable_exactly_while_there_are_messages(call, other
     message_queue.close()
 
 
-def test_the_descriptor_waits_for_a_group_of_batches_but_not_for_anything_else():
-    message_queue = MessageQueue()
-    message_queue.group(3)
-    message_queue.put(1, urgent=False)
-    message_queue.put(2, urgent=False)
-    assert not readable(message_queue)
-    message_queue.put(3, urgent=False)
-    assert readable(message_queue)
-    assert message_queue.take(None) == [1, 2, 3]
-    assert not readable(message_queue)
-    message_queue.put(4, urgent=False)
-    assert readable(message_queue), "each group is requested anew"
-    message_queue.take(0)
-    message_queue.group(3)
-    message_queue.put(5)
-    assert readable(message_queue), "it is urgent"
-    message_queue.take(0)
-    message_queue.group(3)
-    message_queue.put(6, urgent=False)
-    message_queue.group(1)
-    assert readable(message_queue)
-    message_queue.take(0)
-    message_queue.group(3)
-    message_queue.put(7, urgent=False)
-    assert message_queue.take(0) == [7], "whoever looks takes what is there"
-    message_queue.close()
-
-
 # ---- ending
 
 

@@ -15,7 +15,7 @@ MAX_DEPTH = 16
 """Maximum number of batches per worker, unless the user sets the number."""
 QUEUED_NS = 2_000_000
 """Production time of the batches in a worker's queue, in ns, that keeps the worker busy while the consumer is busy."""
-WINDOW_BYTES = 64 << 20
+WINDOW_BYTES = 16 << 20
 """Memory that batches beyond `MIN_DEPTH` per worker may take."""
 BLOCKED_TIMES = 32
 """Multiple of the window that may be outstanding while one batch blocks those that have arrived after it, limited by
