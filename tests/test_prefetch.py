@@ -21,8 +21,8 @@ def adaptive(workers=2, nbytes=1000, produce_ns=MS // 50):
 
 
 @given(workers=st.integers(1, 64), factor=st.integers(0, 9), total=st.none() | st.integers(0, 99))
-def test_a_given_window_is_shared_by_the_workers_and_is_never_exceeded(workers, factor, total):
-    window = Window(workers, prefetch_factor=factor, prefetch=total)
+def test_a_given_window_is_shared_by_the_workers_and_a_total_is_never_exceeded(workers, factor, total):
+    window = Window(workers, prefetch_factor=factor, prefetch=total, strict=total is None)
     window.observe(1000, MS)
     assert window.size == (factor * workers if total is None else total)
     assert window.prefetches == (window.size > 0)

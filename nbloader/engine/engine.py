@@ -174,6 +174,7 @@ class Engine:
             prefetch_factor=config.prefetch_factor,
             prefetch=config.prefetch,
             adaptive=self._adapts(config.adaptive_window),
+            strict=config.strict_window,
             unlimited_queue=config.kind.inline,  # the consumer of each iteration produces its batches
             concurrency=config.concurrency,
         )

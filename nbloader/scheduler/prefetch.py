@@ -59,14 +59,14 @@ class Window:
     """The default policy: each worker holds what it produces in about 2 ms, between 2 and 16 batches.
 
     The sum over all workers is the window. Batches that have arrived and wait for an earlier one do not count, up to a
-    credit of batches and bytes, so that one slow batch does not stop the other workers. If the user sets the number,
-    exactly so many batches are requested ahead.
+    credit of batches and bytes, so that one slow batch does not stop the other workers.
 
     Args:
         num_workers: Workers that share the window.
         prefetch_factor: Batches to request ahead, per worker.
-        prefetch: Batches to request ahead in total; replaces `prefetch_factor`.
+        prefetch: Batches to request ahead in total; replaces `prefetch_factor`, and is never exceeded.
         adaptive: Whether the window follows from the production time and the size of batches.
+        strict: Whether the window is never exceeded.
         unlimited_queue: Whether one worker may hold any number of batches.
         concurrency: Samples that a worker fetches at a time, across batches; 0 if it fetches one batch after the other.
     """
@@ -78,6 +78,7 @@ class Window:
         prefetch_factor: int = MIN_DEPTH,
         prefetch: int | None = None,
         adaptive: bool = False,
+        strict: bool = False,
         unlimited_queue: bool = False,
         concurrency: int = 0,
     ) -> None:
@@ -85,6 +86,7 @@ class Window:
         self._prefetch_factor = prefetch_factor
         self._prefetch = prefetch
         self._adaptive = adaptive
+        self._strict = strict
         self._unlimited_queue = unlimited_queue
         self._affordable: int | None = None
         """Batches for which there is memory, if that is what limits the window."""
@@ -102,7 +104,7 @@ class Window:
         workers, per_worker, concurrent = self._num_workers, self._prefetch_factor, 0
         if self.concurrency:
             concurrent = math.ceil(self.concurrency / max(1, self._batch_size)) if self._batch_size else 0
-            per_worker = max(1, concurrent + max(per_worker, concurrent // 4))
+            per_worker = concurrent + max(1, per_worker, -(-concurrent // 4))
         elif self._adaptive and self.produce_ns:
             fitting = WINDOW_BYTES // (workers * max(1, self.nbytes))
             wanted = -(-QUEUED_NS // self.produce_ns)
@@ -115,14 +117,16 @@ class Window:
         self.prefetches = self.planned > 0
         """Whether batches are requested before the consumer asks for them."""
         self._credit = self.size
-        if self._prefetch is None and self._affordable is None and (self._adaptive or self.concurrency):
+        if self._prefetch is None and self._affordable is None and not self._strict:
             self._credit += min(BLOCKED_TIMES * self.size, WINDOW_BYTES // max(1, self.nbytes))
         self._depth = self._blocked_depth = max(1, -(-self.size // workers))
+        self._blocked_size = self.size
         if self.concurrency and self._prefetch is None:
             jobs = math.ceil(self.concurrency / self._job_size) + 1  # one is begun in part
             if self._job_size < self._batch_size:
                 self._depth = max(self._depth, jobs + self._prefetch_factor)
             self._blocked_depth = max(self._depth, CONCURRENT_TIMES * jobs)
+            self._blocked_size = max(self.size, CONCURRENT_TIMES * (concurrent + 1) * workers)
         self._step = (-(-self.size // workers) - concurrent - MIN_DEPTH) * workers // 2
         """Batches to request at once, so that one message requests several if workers hold more than `MIN_DEPTH`."""
 
@@ -183,7 +187,8 @@ class Window:
         """See `PrefetchPolicy`. One batch is always requested if none is outstanding."""
         if not outstanding:
             return max(1, self.size)
-        room = min(self.size + blocked, self._credit) - outstanding
+        unfinished = self._blocked_size if blocked else self.size
+        room = min(unfinished + blocked, self._credit) - outstanding
         return room if room > 0 and room >= self._step else 0
 
     def depth(self, blocked: int) -> int:

@@ -22,8 +22,6 @@ class WorkerStart(NamedTuple):
     batched: bool
     output: str
     """"torch" or "numpy": what the arrays of a batch become."""
-    in_order: bool
-    """Whether batches are delivered in order."""
     fresh: bool
     """Whether each iteration begins with a new copy of the dataset and functions."""
     streaming: IterableOptions | None

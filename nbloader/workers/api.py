@@ -71,9 +71,6 @@ class WorkerOptions:
     may_heal: bool = False
     """Whether workers may be clean ones instead of forks of this process, if forked ones hang: no start method was
     requested."""
-    in_order: bool = True
-    """Whether batches are delivered in order. If so, a worker may claim several batches at once, because a slow batch
-    delays the batches behind it anyway."""
     fresh: bool = False
     """Whether each iteration begins as if in new workers: with the dataset as it was sent, new seeds and a call of
     `worker_init_fn` (torch's `persistent_workers=False`)."""

@@ -207,8 +207,7 @@ class InlinePool(WorkerPool):
     """A pool with one worker, which runs on the consumer's thread.
 
     `run_next` and `produce_first` are called without holding the engine's lock, all other methods with the lock held.
-    The two sides share deques. No task needs to be revoked: each iteration has its own queue, and its consumer
-    processes that queue.
+    The two sides share deques. Each iteration has its own queue, and its consumer processes that queue.
 
     Args:
         output: "torch" or "numpy": what the arrays of a batch become.
