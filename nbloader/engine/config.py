@@ -29,7 +29,7 @@ class EngineConfig:
     kind: WorkerKind
     """The kind of worker, which creates the worker pool."""
     round_robin: bool
-    """Whether batch i goes to worker i modulo the number of workers, instead of to the least loaded worker."""
+    """Whether batch i always goes to worker i modulo the number of workers, even if another worker is idle."""
     in_order: bool
     """Whether batches are delivered in order. If false, they are delivered as they become ready."""
     timeout: float

@@ -309,10 +309,10 @@ class LoaderConfig(Generic[T_co]):
     )  # fmt: skip
     dispatch: Dispatch = _argument(
         "least_loaded", functools.partial(_choice, among=Dispatch), fixed=True,
-        doc='"least_loaded" prefers torch\'s rule: batch i of an epoch goes to worker i modulo `num_workers`. But while '
-        "that worker is busy, a worker that would soon be idle takes the batch. "
-        '"round_robin" always follows the rule, for datasets that keep state per worker; a slow batch then delays those '
-        "behind it.",
+        doc='"least_loaded" prefers torch\'s rule, by which batch i goes to worker i modulo `num_workers`. But while '
+        "that worker has no room, a worker that would soon be idle takes the batch. "
+        '"round_robin" always follows the rule, for datasets that keep state per worker; a slow batch then delays '
+        "those behind it.",
     )  # fmt: skip
     device: Device | Sequence[Device | None] | None = _argument(
         None, fixed=True,
