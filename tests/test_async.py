@@ -522,17 +522,22 @@ def test_the_example_of_the_guide_fetches_pages_from_a_web_server(capsys):
 
 
 def test_the_window_holds_the_batches_in_flight_and_some_more():
-    window = Window(2, prefetch_factor=2, concurrency=500)
+    window = Window(2, concurrency=500)
     assert window.size == 4
     window.expect(10)
-    assert (window.size, window.depth()) == (2 * 166, 166)  # 50 at a time, each 3.3 times as long as a sample
+    assert (window.size, window.depth(0)) == (2 * (50 + 13), 63)
+    assert window.depth(1) == 4 * 51
+    assert window.room(window.size, 0) == 0
+    assert window.room(10 * window.size, 10 * window.size - 1) > 0
     window.expect(1000)
-    assert window.size < 2 * 62
+    assert window.size < 2 * 63
     one = Window(1, prefetch_factor=0, concurrency=64)
     assert one.prefetches
     one.expect(32)
-    assert one.size == 9
-    assert Window(1, prefetch=5, concurrency=64).size == 5
+    assert one.size == 3
+    total = Window(1, prefetch=5, concurrency=64)
+    assert total.size == 5
+    assert total.room(5, 4) == 0
 
 
 class SimulatedWorkers:
@@ -570,9 +575,9 @@ class SimulatedWorkers:
 @pytest.mark.parametrize("round_robin", [False, True])
 @pytest.mark.parametrize(("concurrency", "size", "least"), [(100, 16, 0.9), (64, 32, 0.7)])
 def test_samples_stay_in_flight_although_some_take_longer(concurrency, size, least, round_robin):
-    window = Window(2, prefetch_factor=2, concurrency=concurrency)
-    window.expect(size)
-    dispatcher: Dispatcher[str] = Dispatcher(window, round_robin=round_robin)
+    policy = Window(2, prefetch_factor=2, concurrency=concurrency)
+    policy.expect(size)
+    dispatcher: Dispatcher[str] = Dispatcher(policy, round_robin=round_robin)
     dispatcher.slots = 2
     dispatcher.open_iteration(0)
     workers = SimulatedWorkers(concurrency, size)

@@ -56,46 +56,44 @@ def test_where_the_system_does_not_tell_there_is_no_limit():
 
 @pytest.mark.unit
 def test_the_window_shrinks_to_what_is_affordable_and_grows_again():
-    window = Window(4, prefetch_factor=2)
+    window = Window(4, adaptive=True)
     window.observe(GB, 10**9)
     assert window.limit(3)
-    assert (window.size, window.depth(), window.room(3, blocked=2)) == (3, 1, 0)
+    assert (window.size, window.depth(0), window.room(3, blocked=2)) == (3, 1, 0)
     assert not window.limit(3)  # not lower than before
     assert window.limit(0)
     assert window.size == 1
     assert not window.limit(8)
-    assert (window.size, window.depth()) == (8, 2)
-    assert window.affords(100)
+    assert (window.size, window.depth(0)) == (8, 2)
     assert not window.limit(None)
 
 
 @pytest.mark.unit
-def test_what_was_requested_and_not_assigned_waits_for_memory_except_for_the_next_batch():
-    window = Window(3, prefetch_factor=2)
+def test_what_was_requested_and_not_sent_waits_for_memory_except_for_the_next_batch():
+    window = Window(3)
     dispatcher: Dispatcher[str] = Dispatcher(window)
     dispatcher.slots = 3
     for worker in range(3):
         dispatcher.worker_ready(worker, worker)
     dispatcher.open_iteration(0)
-    tasks = [dispatcher.add(0, [i], 0) for i in range(6)]
-
-    def assigned():
-        return sorted(task.number for assign in dispatcher.assignments() for task in assign.tasks)
-
-    assert assigned() == [0, 1, 2]  # one each: the size of a batch is not known yet
-    dispatcher.result(0, 0, 0, "0", 0)
+    for i in range(6):
+        dispatcher.add(0, [i], 0)
+    assert sum(len(assigned.tasks) for assigned in dispatcher.assignments()) == 3, "the size of a batch is not known"
+    dispatcher.result(1, 0, 1, "1", 0)
     window.observe(GB, 10**9)
     window.limit(2)
-    assert assigned() == []  # in memory: 0, and soon 1 and 2
-    dispatcher.take(0)
-    assert assigned() == []
-    for number in (1, 2):
-        dispatcher.result(number, 0, number, str(number), 0)
+    assert not dispatcher.assignments()  # in memory: 1, and soon 0 and 2
+    dispatcher.result(0, 0, 0, "0", 0)
+    for _ in range(2):
         dispatcher.take(0)
-    assert assigned() == [3, 4]
-    dispatcher.worker_gone(next(w for w in range(3) if tasks[3] in dispatcher.held_by(w)), blame=False)
+    dispatcher.result(2, 0, 2, "2", 0)
+    assert [task.number for assigned in dispatcher.assignments() for task in assigned.tasks] == [3]
+    dispatcher.take(0)
     window.limit(1)
-    assert assigned() == [3]
+    assert not dispatcher.assignments()
+    dispatcher.worker_gone(0, blame=False)
+    dispatcher.worker_ready(3, 0)
+    assert [task.number for assigned in dispatcher.assignments() for task in assigned.tasks] == [3]
 
 
 @pytest.mark.parametrize("chunk_size", [None, 4])

@@ -92,7 +92,7 @@ class ExecutorPool(WorkerPool):
     def handles(self):
         return self._handles
 
-    def fileno(self, uid=None):
+    def fileno(self):
         return self._messages.fileno()
 
     def start(self, worker, options, setup):

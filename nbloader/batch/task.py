@@ -47,7 +47,7 @@ class Task:
     in_order: int = 0
     """When this batch and all earlier batches had arrived, in ns of `time.perf_counter_ns()`. Set by the receiver."""
     attempt: int = 0
-    """Number of times the task was assigned to a worker, not counting revoked assignments."""
+    """Number of times the task was assigned to a worker."""
     deaths: int = 0
     """Number of workers that died unexpectedly while they processed the task."""
     job: int = -1

@@ -17,7 +17,9 @@ class EngineConfig:
     prefetch: int | None
     """Number of batches to request ahead in total. It overrides `prefetch_factor` unless it is None."""
     adaptive_window: bool
-    """Whether the window grows while batches are small and fast, and while one batch blocks others."""
+    """Whether the window grows while batches are small and fast."""
+    strict_window: bool
+    """Whether the window is never exceeded, not even while one batch blocks others."""
     concurrency: int
     """Number of samples that a worker fetches concurrently, across batches; 0 if the dataset is not asynchronous."""
     batch_size: int | None
@@ -27,7 +29,7 @@ class EngineConfig:
     kind: WorkerKind
     """The kind of worker, which creates the worker pool."""
     round_robin: bool
-    """Whether batch i goes to worker i modulo the number of workers, instead of to the least loaded worker."""
+    """Whether batch i always goes to worker i modulo the number of workers, even if another worker is idle."""
     in_order: bool
     """Whether batches are delivered in order. If false, they are delivered as they become ready."""
     timeout: float

@@ -172,6 +172,7 @@ class Engine:
             prefetch_factor=config.prefetch_factor,
             prefetch=config.prefetch,
             adaptive=config.adaptive_window,
+            strict=config.strict_window,
             concurrency=config.concurrency,
         )
         if config.batch_size is not None:

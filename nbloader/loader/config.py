@@ -277,8 +277,8 @@ class LoaderConfig(Generic[T_co]):
     prefetch_factor: int | None = _argument(
         None, functools.partial(_optional_natural, hint=PREFETCH_FACTOR_HINT),
         doc="Batches to request ahead, per worker; 2 by default. If it is not given, the window grows for small and "
-        "quick batches; and while one batch is late, workers continue beyond it, by at most 16 batches each and "
-        "128 MB.",
+        "quick batches, up to 16. While one batch is late, workers continue beyond it, by at most 16 MB. From a "
+        "sampler of your own class, which may learn from the loop, no more than this number is drawn ahead.",
     )  # fmt: skip
     persistent_workers: bool = _argument(
         False, fixed=True,
@@ -309,9 +309,10 @@ class LoaderConfig(Generic[T_co]):
     )  # fmt: skip
     dispatch: Dispatch = _argument(
         "least_loaded", functools.partial(_choice, among=Dispatch), fixed=True,
-        doc='"least_loaded" assigns a batch to the worker with the least work. "round_robin" is torch\'s rule: batch i '
-        "of an epoch goes to worker i modulo `num_workers`, for datasets that keep state per worker; a slow batch "
-        "then delays those behind it.",
+        doc='"least_loaded" prefers torch\'s rule, by which batch i goes to worker i modulo `num_workers`. But while '
+        "that worker has no room, a worker that would soon be idle takes the batch. "
+        '"round_robin" always follows the rule, for datasets that keep state per worker; a slow batch then delays '
+        "those behind it.",
     )  # fmt: skip
     device: Device | Sequence[Device | None] | None = _argument(
         None, fixed=True,
@@ -503,18 +504,20 @@ class LoaderConfig(Generic[T_co]):
             return DEFAULT_PREFETCH_FACTOR
         return self.prefetch_factor
 
-    def adapts_window(self, prefetch_factor: int | None, prefetch: int | None) -> bool:
-        """Whether the prefetch window may grow: for small and quick batches, and while one batch blocks others.
+    @property
+    def sampler_may_learn(self) -> bool:
+        """Whether the sampler may learn from the loop, so that no more is drawn ahead from it than torch would draw."""
+        return samplers.may_learn(self.sampler) or samplers.may_learn(self.batch_sampler)
 
-        A sampler of the user's own class may learn from the loop, so no more is drawn from it than torch would draw.
+    def adapts_window(self, prefetch_factor: int | None, prefetch: int | None) -> bool:
+        """Whether the prefetch window may grow for small and quick batches.
 
         Args:
             prefetch_factor: The current value, which may differ from the argument.
             prefetch: The current value.
         """
         given = prefetch is not None or prefetch_factor is not None
-        learns = samplers.may_learn(self.sampler) or samplers.may_learn(self.batch_sampler)
-        return not (given or learns) and (self.in_order or self.dispatch != "round_robin")
+        return not (given or self.sampler_may_learn) and (self.in_order or self.dispatch != "round_robin")
 
     @property
     def batches_per_step(self) -> int | None:

@@ -1282,7 +1282,6 @@ def _make_engine(config: LoaderConfig[Any], bus: ev.EventBus, demand: EngineDema
         iterable=demand.streaming,
         start_method=torch_compat.start_method(demand.context),
         may_heal=torch_compat.may_heal(demand.context),
-        in_order=demand.in_order,
         concurrency=config.concurrency,
         ray=config.ray,
     )
@@ -1298,6 +1297,7 @@ def _make_engine(config: LoaderConfig[Any], bus: ev.EventBus, demand: EngineDema
             prefetch_factor=demand.prefetch_factor or 0,
             prefetch=demand.prefetch,
             adaptive_window=demand.adaptive_window,
+            strict_window=config.sampler_may_learn,
             kind=create_kind(options),
             round_robin=round_robin,
             in_order=demand.in_order,

@@ -303,11 +303,23 @@ class Dispatcher(Generic[R]):
         return [Assign(worker, tasks) for worker, tasks in assigned.items()]
 
     def _assign_jobs(self, state: IterationState[R], assigned: dict[int, list[Task]], *, free: bool) -> None:
-        depth = self.policy.depth()
-        if min(map(len, self._held.values())) >= depth:
-            return
+        """Assign what waits to the workers whose turn it is; then what still waits to others that are soon idle."""
+        depth = self.policy.depth(state.reorder.reordering)
+        self._assign_to(lambda task: self._in_turn(state, task, depth), state, assigned, free=free)
+        if state.waiting and state.shards is None and not (self.round_robin and state.reorder.in_order):
+            absent: Counter[int] = Counter()  # worker id -> jobs that wait for it to become ready
+            self._assign_to(lambda task: self._soon_idle(state, task, depth, absent), state, assigned, free=free)
+
+    def _assign_to(
+        self,
+        choose: Callable[[Task], int | None],
+        state: IterationState[R],
+        assigned: dict[int, list[Task]],
+        *,
+        free: bool,
+    ) -> None:
+        """Assign each waiting job to the worker that `choose` returns, if any, and if there is memory."""
         kept: collections.deque[Task] = collections.deque()
-        absent: Counter[int] = Counter()  # worker id -> jobs that wait for it to become ready
         affordable = self.policy.affords(state.outstanding)
         waiting = state.waiting
         while waiting:
@@ -316,7 +328,7 @@ class Dispatcher(Generic[R]):
                 continue
             worker = None
             if (free or self._owed) and (affordable or self._affords(state, task, kept)):
-                worker = self._worker_for(state, task, depth, absent)
+                worker = choose(task)
             if worker is None:
                 kept.append(task)
                 continue
@@ -340,22 +352,23 @@ class Dispatcher(Generic[R]):
         unbegun = {other.number for other in (task, *kept, *state.waiting)}
         return task.number == state.reorder.missing or self.policy.affords(state.outstanding - len(unbegun))
 
-    def _worker_for(self, state: IterationState[R], task: Task, depth: int, absent: Counter[int]) -> int | None:
-        """Return the worker to assign a job to; None if it waits."""
-        slot = self._slot(state, task)
-        worker = self._by_slot.get(slot, -1)
+    def _in_turn(self, state: IterationState[R], task: Task, depth: int) -> int | None:
+        """Return the worker whose turn a job is; None if it is not ready or has no room."""
+        worker = self._by_slot.get(self._slot(state, task), -1)
         held = self._held.get(worker)
-        load = len(held) if held is not None else absent[slot]
-        if held is not None and load < depth:
-            return worker
-        strict = state.shards is not None or (self.round_robin and (state.reorder.in_order or load < depth))
-        if not strict:
-            other = min(self._held, key=lambda each: len(self._held[each]))
-            spare = 0 if self.round_robin else max(depth // 4, min(1, depth - 1))  # others take it if soon idle
-            if len(self._held[other]) < depth - spare:
-                return other
-        absent[slot] += held is None
-        return None
+        return worker if held is not None and len(held) < depth else None
+
+    def _soon_idle(self, state: IterationState[R], task: Task, depth: int, absent: Counter[int]) -> int | None:
+        """Return the worker with the fewest jobs, if it may take over a job whose turn is another worker's."""
+        spare = max(depth // 4, min(1, depth - 1))
+        if self.round_robin:
+            spare = 0
+            slot = self._slot(state, task)
+            if self._by_slot.get(slot, -1) not in self._held and absent[slot] < depth:
+                absent[slot] += 1
+                return None
+        worker = min(self._held, key=lambda each: len(self._held[each]))
+        return worker if len(self._held[worker]) < depth - spare else None
 
     def _slot(self, state: IterationState[R], task: Task) -> int:
         turn: int = task.job if state.shards is None else task.indices.shard

@@ -15,12 +15,16 @@ MAX_DEPTH = 16
 """Maximum number of batches per worker, unless the user sets the number."""
 QUEUED_NS = 2_000_000
 """Production time of the batches in a worker's queue, in ns, that keeps the worker busy while the consumer is busy."""
-WINDOW_BYTES = 64 << 20
+WINDOW_BYTES = 16 << 20
 """Memory that batches beyond `MIN_DEPTH` per worker may take."""
 BLOCKED_TIMES = 32
 """Multiple of the window that may be outstanding while one batch blocks those that have arrived after it, limited by
 `WINDOW_BYTES`. In a simulation of exponential waits, with a concurrency of 500 and batches of 10, asynchronous workers
 have 92% of these 500 samples in flight with this number, and 49% with 4."""
+CONCURRENT_TIMES = 4
+"""While a batch blocks others, an asynchronous worker may hold this multiple of the batches that it can process at a
+time. If waits are distributed exponentially, a batch of 16 takes 3.4 times as long as a sample, and has few samples in
+flight in the last third of that time."""
 AVERAGED_BATCHES = 8
 """Each new batch has weight 1/AVERAGED_BATCHES in the running means of production time and batch size."""
 
@@ -36,8 +40,12 @@ class PrefetchPolicy(Protocol):
             blocked: How many of these are blocked.
         """
 
-    def depth(self) -> int:
-        """Return the number of batches, or of chunks of them, that one worker may hold."""
+    def depth(self, blocked: int) -> int:
+        """Return the number of batches, or of chunks of them, that one worker may hold.
+
+        Args:
+            blocked: Number of batches that are blocked.
+        """
 
     def affords(self, outstanding: int) -> bool:
         """Return whether there is memory for another batch.
@@ -51,14 +59,14 @@ class Window:
     """The default policy: each worker holds what it produces in about 2 ms, between 2 and 16 batches.
 
     The sum over all workers is the window. Batches that have arrived and wait for an earlier one do not count, up to a
-    credit of batches and bytes, so that one slow batch does not stop the other workers. If the user sets the number,
-    exactly so many batches are requested ahead.
+    credit of batches and bytes, so that one slow batch does not stop the other workers.
 
     Args:
         num_workers: Workers that share the window.
         prefetch_factor: Batches to request ahead, per worker.
-        prefetch: Batches to request ahead in total; replaces `prefetch_factor`.
+        prefetch: Batches to request ahead in total; replaces `prefetch_factor`, and is never exceeded.
         adaptive: Whether the window follows from the production time and the size of batches.
+        strict: Whether the window is never exceeded.
         concurrency: Samples that a worker fetches at a time, across batches; 0 if it fetches one batch after the other.
     """
 
@@ -69,12 +77,14 @@ class Window:
         prefetch_factor: int = MIN_DEPTH,
         prefetch: int | None = None,
         adaptive: bool = False,
+        strict: bool = False,
         concurrency: int = 0,
     ) -> None:
         self._num_workers = num_workers
         self._prefetch_factor = prefetch_factor
         self._prefetch = prefetch
         self._adaptive = adaptive
+        self._strict = strict
         self._affordable: int | None = None
         """Batches for which there is memory, if that is what limits the window."""
         self.nbytes = 0
@@ -88,17 +98,12 @@ class Window:
         self._plan()
 
     def _plan(self) -> None:
-        workers, per_worker = self._num_workers, self._prefetch_factor
-        fitting = WINDOW_BYTES // (workers * max(1, self.nbytes))
+        workers, per_worker, concurrent = self._num_workers, self._prefetch_factor, 0
         if self.concurrency:
-            concurrent = 0
-            if self._batch_size:
-                concurrent = math.ceil(self.concurrency / self._batch_size)
-            # If waits are distributed exponentially, a batch takes about 1 + log(its size) times as long as a sample:
-            # so many times the batches keep all samples in flight, although few samples of each are at its end.
-            wanted = math.ceil(concurrent * (1 + math.log(max(1, self._batch_size))))
-            per_worker = max(1, concurrent + max(per_worker, concurrent // 4), min(wanted, fitting))
+            concurrent = math.ceil(self.concurrency / max(1, self._batch_size)) if self._batch_size else 0
+            per_worker = concurrent + max(1, per_worker, -(-concurrent // 4))
         elif self._adaptive and self.produce_ns:
+            fitting = WINDOW_BYTES // (workers * max(1, self.nbytes))
             wanted = -(-QUEUED_NS // self.produce_ns)
             per_worker = max(per_worker, min(MAX_DEPTH, wanted, fitting))
         self.planned = per_worker * workers if self._prefetch is None else self._prefetch
@@ -109,12 +114,17 @@ class Window:
         self.prefetches = self.planned > 0
         """Whether batches are requested before the consumer asks for them."""
         self._credit = self.size
-        if self._prefetch is None and self._affordable is None and (self._adaptive or self.concurrency):
+        if self._prefetch is None and self._affordable is None and not self._strict:
             self._credit += min(BLOCKED_TIMES * self.size, WINDOW_BYTES // max(1, self.nbytes))
-        self._depth = max(1, -(-self.size // workers))
+        self._depth = self._blocked_depth = max(1, -(-self.size // workers))
+        self._blocked_size = self.size
         if self.concurrency and self._prefetch is None:
-            self._depth *= math.ceil(max(1, self._batch_size) / self._job_size)
-        self._step = 0 if self.concurrency else (-(-self.size // workers) - MIN_DEPTH) * workers // 2
+            jobs = math.ceil(self.concurrency / self._job_size) + 1  # one is begun in part
+            if self._job_size < self._batch_size:
+                self._depth = max(self._depth, jobs + self._prefetch_factor)
+            self._blocked_depth = max(self._depth, CONCURRENT_TIMES * jobs)
+            self._blocked_size = max(self.size, CONCURRENT_TIMES * (concurrent + 1) * workers)
+        self._step = (-(-self.size // workers) - concurrent - MIN_DEPTH) * workers // 2
         """Batches to request at once, so that one message requests several if workers hold more than `MIN_DEPTH`."""
 
     # ---- what changes the plan ----------------------------------------------------------------------------------
@@ -174,14 +184,15 @@ class Window:
         """See `PrefetchPolicy`. One batch is always requested if none is outstanding."""
         if not outstanding:
             return max(1, self.size)
-        room = min(self.size + blocked, self._credit) - outstanding
+        unfinished = self._blocked_size if blocked else self.size
+        room = min(unfinished + blocked, self._credit) - outstanding
         return room if room > 0 and room >= self._step else 0
 
-    def depth(self) -> int:
+    def depth(self, blocked: int) -> int:
         """See `PrefetchPolicy`. Until the size of a batch is known, a worker holds one."""
         if not (self.produce_ns or self.concurrency):
             return 1
-        return self._depth
+        return self._blocked_depth if blocked else self._depth
 
     def affords(self, outstanding: int) -> bool:
         """See `PrefetchPolicy`."""

@@ -66,9 +66,8 @@ exhausted, allocating a memfd does not fail: the kernel kills processes instead.
 
 KEEP = 5.0
 """Minimum time, in seconds, for which an unused segment is kept while others are used; the maximum is twice that. While
-a batch is late, the prefetch window grows by up to 16 batches per worker, and without a limit their segments would stay
-until the workers end. But the time must not be too short, since fresh pages are slow: creating a segment delays a
-batch, and the window would grow again."""
+a batch is late, workers continue beyond the prefetch window, and without a limit their segments would stay until the
+workers end. But the time must not be too short, since fresh pages are slow: creating a segment delays a batch."""
 
 WRITE_SIZE = 16 << 20
 """Number of bytes of an array that one system call writes to a memory file."""

@@ -22,8 +22,6 @@ class WorkerStart(NamedTuple):
     batched: bool
     output: str
     """"torch" or "numpy": what the arrays of a batch become."""
-    in_order: bool
-    """Whether batches are delivered in order."""
     streaming: IterableOptions | None
     """Options of an iterable dataset; None for a map-style dataset."""
     concurrency: int

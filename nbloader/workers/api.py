@@ -70,9 +70,6 @@ class WorkerOptions:
     may_heal: bool = False
     """Whether workers may be clean ones instead of forks of this process, if forked ones hang: no start method was
     requested."""
-    in_order: bool = True
-    """Whether batches are delivered in order. If so, a worker may claim several batches at once, because a slow batch
-    delays the batches behind it anyway."""
     concurrency: int = 1
     """Maximum number of samples of an asynchronous dataset that a worker has in flight."""
     seeders: bytes = b""

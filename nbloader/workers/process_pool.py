@@ -392,7 +392,7 @@ class ProcessPool(WorkerPool):
         forked = isinstance(setup, ForkSetup)
         start = WorkerStart(
             worker=worker, num_workers=options.num_workers, seed=options.seed, batched=options.batched,
-            output=options.output, in_order=options.in_order,
+            output=options.output,
             streaming=options.iterable, concurrency=options.concurrency,
             seeders=b"" if forked else options.seeders or dump_seeders(),
         )  # fmt: skip

@@ -587,7 +587,7 @@ class WorkerIdsHeldUp(HeldUp):
         return get_worker_info().id, super().__getitem__(i)
 
 
-def test_round_robin_with_in_order_false_does_not_steal_the_batches_behind_a_slow_one(with_workers, tmp_path):
+def test_round_robin_with_in_order_false_does_not_hand_over_the_batches_behind_a_slow_one(with_workers, tmp_path):
     """As in torch: the other worker continues, and the slow worker's batches come last."""
     data = WorkerIdsHeldUp(10, held=0, file=str(tmp_path / "go"))
     with DataLoader(data, in_order=False, dispatch="round_robin", **with_workers) as loader:
