@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import gc
 import pickle
 import types
 from typing import NamedTuple
@@ -88,6 +89,40 @@ def test_arrays_and_tensors_are_views_of_the_received_memory():
     assert all((leaf == 0).all() for leaf in leaves)
     memory[:] = b"\xff" * len(memory)
     assert not any((leaf == 0).any() for leaf in leaves)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_strides_of_dense_tensors_are_preserved(dtype):
+    """With torch's loader, too. Otherwise a model converts each batch to its memory format again."""
+    images = torch.rand(2, 3, 8, 8).to(dtype).to(memory_format=torch.channels_last)
+    sequences = torch.rand(2, 3, 4).to(dtype).permute(2, 0, 1)
+    got = carry({"images": images, "more": [[[sequences]]]})
+    assert got["images"].is_contiguous(memory_format=torch.channels_last)
+    assert got["images"].equal(images)
+    assert got["more"][0][0][0].stride() == sequences.stride()
+    assert got["more"][0][0][0].equal(sequences)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: {"a": np.ones(3), "b": [torch.ones(3)]},
+        lambda: torch.rand(2, 3, 4, 4).to(memory_format=torch.channels_last),
+        lambda: [[[[np.ones(3)]]], torch.ones(3, dtype=torch.bfloat16)],
+        lambda: [np.ones(3), lambda: 1, Point],
+    ],
+    ids=["arrays", "channels last", "nested", "functions"],
+)
+def test_memory_of_a_pickled_batch_is_freed_at_once(make):
+    """The pickler is not part of a reference cycle: the next run of the garbage collector may be many batches away."""
+    dump_object(make())  # whatever is created only once
+    gc.collect()
+    gc.disable()
+    try:
+        dump_object(make())
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("make", [lambda: np.ones(3), lambda: torch.ones(3), lambda: [np.ones(3)]], ids=str)
