@@ -30,7 +30,6 @@ from nbloader.batch.pytree import (
     LayoutNode,
     ListNode,
     NamedTupleNode,
-    arrays_of,
     container_of,
     map_tree,
 )
@@ -101,15 +100,6 @@ class Plan:
                 np.concatenate(values, 0, out.reshape(shape[0] * shape[1], *shape[2:]))
             else:
                 out[...] = np.array(values)
-
-    def move(self, tree: LayoutNode) -> None:
-        """Change where the arrays are written.
-
-        Args:
-            tree: The layout of this plan, with other offsets.
-        """
-        nodes = arrays_of(tree)
-        self._leaves = [(values, dtype, node) for (values, dtype, _), node in zip(self._leaves, nodes, strict=True)]
 
     def _leaf(self, values: Any, shape: tuple[int, ...], dtype: Any, torch_dtype: str | None = None) -> ArrayNode:
         offset = self.nbytes

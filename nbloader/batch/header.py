@@ -15,8 +15,6 @@ _new = tuple.__new__  # takes half as long as `_make`
 
 HEADER_SIZE = _STRUCT.size
 """Size of a packed header in bytes."""
-IN_ARENA = -2
-"""Value of `segment` for a chunk that was written into the arena of its batch (chunk_arena.py)."""
 NOT_MEASURED = -1
 """Value of `fetch_cpu` and `collate_cpu` if the CPU time of the batch was not measured."""
 MEASURE_CPU_EVERY = 8
@@ -38,7 +36,7 @@ class BatchHeader(NamedTuple):
     layout: int
     """Id of the layout among the worker's layouts, or `PICKLED`."""
     segment: int
-    """Number of the worker's segment, `segment.NO_SEGMENT` if the batch is not in a segment, or `IN_ARENA`."""
+    """Number of the worker's segment, or `segment.NO_SEGMENT` if the batch is not in a segment."""
     nbytes: int
     """Size of the arrays in bytes."""
     extras_nbytes: int

@@ -168,18 +168,6 @@ def arrays_of(layout: LayoutNode) -> Iterator[ArrayNode]:
             yield from arrays_of(child)
 
 
-def map_arrays(layout: LayoutNode, change: Callable[[ArrayNode], ArrayNode]) -> LayoutNode:
-    """Return a copy of a layout, with `change` applied to each array in the order of `arrays_of`."""
-    if isinstance(layout, ArrayNode):
-        return change(layout)
-    if isinstance(layout, ExtraNode):
-        return layout
-    children = tuple([map_arrays(child, change) for child in layout.children])
-    changed = copy.copy(layout)
-    changed.children = children
-    return changed
-
-
 # ---- batches --------------------------------------------------------------------------------------------------------
 
 

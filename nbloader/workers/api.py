@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
-from nbloader.batch.payload import BatchPayload
 from nbloader.batch.task import Task
 from nbloader.errors import NbloaderError
 from nbloader.events.gauges import FetchProgress, WorkerGauge
@@ -513,9 +512,6 @@ class WorkerPool(ABC):
             Whether this pool supports it.
         """
         return False
-
-    def learn_layout(self, payload: BatchPayload) -> None:  # noqa: B027 - optional
-        """Learn the layout of a chunk that has arrived, because the next batches may have the same layout."""
 
     def release_memory(self) -> None:  # noqa: B027 - optional
         """Release memory that the next epoch does not need at once. Called when the workers are idle."""

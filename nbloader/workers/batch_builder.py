@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nbloader._util.signals import raised_by_handler
-from nbloader.batch.chunk_arena import MemoryArena, ThreadChunkWriter, WrittenChunk
 from nbloader.batch.collate import NotPlannedError, collate_object, convert, plan_batch
 from nbloader.batch.header import MEASURE_CPU_EVERY, MEASURE_NS, NOT_MEASURED, BatchHeader
 from nbloader.batch.layout_cache import LayoutCache
@@ -81,7 +80,6 @@ class BatchBuilder:
         self._worker = worker
         self._slow = True  # whether the last batch took long enough for the CPU time of the next batch to be measured
         self._known = LayoutCache()
-        self._writer = ThreadChunkWriter()
         self.iterable_fetcher = iterable_fetcher
         self.failed_samples: Sequence[SampleFailure] = ()
         """Samples of the last batch that were skipped or replaced, even if its collation raised."""
@@ -125,13 +123,8 @@ class BatchBuilder:
             return EmptyBatch()
         cpu_fetched = _cpu_clock() if measured else 0
         status.state, status.since = _COLLATING, fetched.end
-        batch, nbytes, extras = None, 0, None
         try:
-            written = None if task.parent is None else self._write_chunk(fetched.samples, task)
-            if written is None:
-                batch, nbytes = self._collate(fetched.samples, partial(seed, task.seed) if from_memory else None)
-            else:
-                extras, nbytes = written
+            batch, nbytes = self._collate(fetched.samples, partial(seed, task.seed) if from_memory else None)
         except Exception:  # the samples cannot be collated: the type of the error depends on the samples
             if self._batched and self._collate_fn is None:
                 raise_if_none(fetched, task.indices)
@@ -145,7 +138,7 @@ class BatchBuilder:
             task.epoch, task.number, 0, NO_SEGMENT, nbytes, 0, fetched.size, fetched.begin, fetched.end, end,
             fetch_cpu, collate_cpu, fetched.slowest, fetched.slowest_ns,
         ))  # fmt: skip
-        return LocalPayload(batch, header, self._worker, in_arena=written is not None, extras=extras)
+        return LocalPayload(batch, header, self._worker)
 
     def build_outcome(self, task: Task, seed: Seed = keep_state) -> LocalPayload | EmptyBatch | WorkerFailure | None:
         """Build a batch like `build`, but return a `WorkerFailure` if that raises an exception.
@@ -164,13 +157,6 @@ class BatchBuilder:
             raised = error.with_traceback(user_traceback(error))
             stage = "fetch" if fetching else "collate"
             return WorkerFailure(self._worker, self._status.pid, stage, position, described, raised)
-
-    def _write_chunk(self, samples: Any, task: Task) -> WrittenChunk | None:
-        """Write a chunk into the arena of its batch. Return None if there is no arena, or if the chunk does not fit."""
-        arena = None if task.parent is None else task.parent.arena
-        if not isinstance(arena, MemoryArena) or self._collate_fn is not None:
-            return None
-        return self._writer.write(samples if isinstance(samples, list) else list(samples), task, arena)
 
     def _collate(self, samples: Any, seed: Callable[[], object] | None) -> tuple[Any, int]:
         """Collate a batch.

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from nbloader._util import rng
-from nbloader.batch.chunk_arena import provide_arena
 from nbloader.batch.pickling import pickled_copy
 from nbloader.batch.task import Task
 from nbloader.events.failures import EmptyBatch
@@ -240,8 +239,6 @@ class InlinePool(WorkerPool):
         """Queue batches for `run_next`. No task is refused."""
         handle = self._handles[uid]
         for task in tasks:
-            if task.parent is not None:
-                provide_arena(task, self._output)
             queue = self._queues.get(task.epoch)
             if queue is None:
                 for epoch in [epoch for epoch, old in self._queues.items() if not old]:

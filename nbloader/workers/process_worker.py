@@ -31,7 +31,7 @@ import numpy as np
 from nbloader._util import rng
 from nbloader._util.output import flush
 from nbloader.batch.collate import Plan, collate_object, convert, plan_batch
-from nbloader.batch.header import IN_ARENA, MEASURE_CPU_EVERY, MEASURE_NS, NOT_MEASURED, PICKLED, pack_header
+from nbloader.batch.header import MEASURE_CPU_EVERY, MEASURE_NS, NOT_MEASURED, PICKLED, pack_header
 from nbloader.batch.layout_cache import LayoutCache
 from nbloader.batch.pickled_indices import PickledIndices
 from nbloader.batch.pickling import CodePickler, dump, pickle_by_name
@@ -55,7 +55,6 @@ from nbloader.workers.worker_info import ProcessContext, forget_use
 if TYPE_CHECKING:
     import asyncio
 
-    from nbloader.batch.chunk_arena import ChunkSlot, ChunkWriter
     from nbloader.events.silent_faults import FaultSign
     from nbloader.workers.fault_signs import DrawWatch
     from nbloader.workers.iterable_fetcher import IterableFetcher
@@ -215,8 +214,7 @@ class TaskMessage(NamedTuple):
     number: int
     """Job number of the batch or chunk."""
     indices: Any
-    """What was drawn for the batch, as `pack_indices` returns it; a `ChunkSlot` with such indices for a chunk that is
-    written into the arena of its batch."""
+    """What was drawn for the batch, as `pack_indices` returns it."""
     seed: int
     returned: list[int]
     """Segments of this worker that are no longer in use in the notebook's process."""
@@ -285,9 +283,6 @@ class WorkerLoop:
                 context=ProcessContext(), report_state=self._report_state, seeded=self._seeded,
                 watch=ShardWatch(self._report_sign) if several else None,
             )  # fmt: skip
-        self._chunk_writer: ChunkWriter | None = None
-        self._slot_types: tuple[type[ChunkSlot], ...] = ()
-        """`ChunkSlot`, once there are arenas. It is imported then: importing its module delays each start by 1 ms."""
         self._pending = deque(frames)
         """Frames that were received and have not been processed."""
         self._collates = start.batched and collate_fn is None
@@ -408,21 +403,14 @@ class WorkerLoop:
         self._pending = deque((_TASK, body) for body, _task in kept)
 
     def _process_note(self, kind: int, body: Bytes) -> None:
-        """Process a frame about segments, about the arenas of chunks, or about an iteration."""
+        """Process a frame about segments, or about an iteration."""
         if kind == Kind.ITERATION:
             epoch, seed, open_epochs, environment = pickle.loads(body)
             self._iterations.announce(epoch, seed, open_epochs)
             if environment is not None:
                 environment.install()
             return
-        number = int.from_bytes(body[:8], "little")
-        if kind == Kind.SEGMENT:
-            self._chunks.arenas.add(number, self._channel.take_fd())
-        elif kind == Kind.LAYOUT:
-            self._chunks.learn(number, bytes(body[8:]))
-        elif kind == Kind.DROP:
-            self._chunks.arenas.forget(number)
-        elif kind == Kind.DISCARD:
+        if kind == Kind.DISCARD:
             self._encoder.discard(pickle.loads(body))
         elif kind == Kind.REST:
             self._encoder.give_back(pickle.loads(body))
@@ -431,13 +419,12 @@ class WorkerLoop:
     def _produce(self, task: TaskMessage) -> None:
         """Fetch, collate and send a batch or a chunk."""
         status = self._status
-        slot: ChunkSlot | None = task.indices if isinstance(task.indices, self._slot_types) else None
-        indices = task.indices if slot is None else slot.indices
+        indices = task.indices
         if type(indices) is PickledIndices:
             indices = self._load(indices)
         measured = self._slow or not task.sequence % MEASURE_CPU_EVERY
         cpu_begin = _cpu_clock() if measured else 0
-        fetched = self._fetch(task.epoch, indices, whole=slot is None)
+        fetched = self._fetch(task.epoch, indices)
         if fetched is None:
             self._send(Kind.END, pickle.dumps((task.epoch, task.number)))
             return
@@ -448,8 +435,7 @@ class WorkerLoop:
                 return
         status.state, status.since = _COLLATING, fetched.end
         try:
-            encoded = None if slot is None else self._write_chunk(fetched.samples, slot._replace(indices=indices))
-            layout, extras, nbytes, memory, segment = encoded or self._encoder.encode(fetched.samples)
+            layout, extras, nbytes, memory, segment = self._encoder.encode(fetched.samples)
         except Exception:  # the samples cannot be collated: the type of the error depends on the samples
             if self._collates and not self._hung_up:
                 raise_if_none(fetched, indices)
@@ -488,28 +474,12 @@ class WorkerLoop:
         status.state, status.since, status.position = WorkerState.FETCHING, _clock(), -1
         return indices.load()
 
-    def _fetch(self, epoch: int, indices: Any, *, whole: bool) -> FetchedBatch | None:
+    def _fetch(self, epoch: int, indices: Any) -> FetchedBatch | None:
         """Fetch the samples of a batch or chunk. Return None if the shard of this worker has no such batch."""
         if self._iterable_fetcher is not None:
             return self._iterable_fetcher.fetch(epoch, indices)
         fetcher = self._map_fetcher
-        return (fetcher.from_memory(epoch, indices) if whole and fetcher.in_memory else None) or fetcher.fetch(indices)
-
-    @property
-    def _chunks(self) -> ChunkWriter:
-        """Writes chunks into arenas."""
-        if self._chunk_writer is None:
-            from nbloader.batch.chunk_arena import ChunkSlot, ChunkWriter
-
-            self._chunk_writer, self._slot_types = ChunkWriter(), (ChunkSlot,)
-        return self._chunk_writer
-
-    def _write_chunk(self, samples: Any, slot: ChunkSlot) -> EncodedBatch | None:
-        """Write a chunk into the arena of its batch. Return None if the chunk does not fit there."""
-        written = self._chunks.write(samples if isinstance(samples, list) else list(samples), slot)
-        if written is None:
-            return None
-        return PICKLED, dump_extras(written.extras), written.nbytes, None, IN_ARENA
+        return (fetcher.from_memory(epoch, indices) if fetcher.in_memory else None) or fetcher.fetch(indices)
 
     def _send(self, kind: Kind, *parts: Bytes, fds: tuple[int, ...] = ()) -> None:
         try:
@@ -592,8 +562,7 @@ class ConcurrentWorkerLoop:
                 continue
             task = _read_task(body)
             worker._encoder.give_back(task.returned)
-            indices = task.indices.indices if isinstance(task.indices, worker._slot_types) else task.indices
-            return QueuedBatch(task, task.epoch, task.number, indices, task.seed, task.deaths >= ALONE_AFTER)
+            return QueuedBatch(task, task.epoch, task.number, task.indices, task.seed, task.deaths >= ALONE_AFTER)
         return None
 
     def claim(self, task: TaskMessage) -> bool:
@@ -634,7 +603,7 @@ class ConcurrentWorkerLoop:
 
 EncodedBatch: TypeAlias = "tuple[int, bytes, int, Any, int]"
 """A batch that is ready to be sent: layout (or `PICKLED`), pickled extras (the parts that are not arrays), size of the
-arrays in bytes, their memory, segment (or `NO_SEGMENT`, or `IN_ARENA`)."""
+arrays in bytes, their memory, segment (or `NO_SEGMENT`)."""
 
 
 class BatchEncoder:

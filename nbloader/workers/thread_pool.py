@@ -26,7 +26,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from nbloader._util.signals import raised_by_handler
-from nbloader.batch.chunk_arena import provide_arena
 from nbloader.batch.payload import LocalPayload
 from nbloader.batch.task import ALONE_AFTER, Task
 from nbloader.errors import DatasetTransferError
@@ -259,7 +258,6 @@ class ThreadPool(WorkerPool):
         """See `WorkerPool`. Nothing is pickled, so no task is refused."""
         handle = self._handles[uid]
         for task in tasks:
-            provide_arena(task, self._output)
             handle.pending.add((task.epoch, task.job))
             handle.tasks.put(task)
         return []
