@@ -24,7 +24,7 @@ def who(request):
 
 
 class Rows(Numbers):
-    """Large samples of several parts; those from `other` on have another layout."""
+    """Large samples of several parts; those from `other` on have another dtype."""
 
     def __init__(self, n, other=10**9):
         super().__init__(n)
@@ -92,7 +92,7 @@ def test_an_abandoned_epoch_frees_its_segments_at_once():
 
 
 @pytest.mark.parametrize("workers", ["process", "thread"])
-def test_a_layout_that_changes_in_mid_epoch_costs_only_a_copy(workers):
+def test_batches_whose_dtype_changes_in_the_middle_of_an_epoch_are_joined(workers):
     for other in (22, 32):
         dataset = Rows(64, other=other)
         with DataLoader(dataset, 8, chunk_size=2, num_workers=2, workers=workers) as loader:

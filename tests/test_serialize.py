@@ -18,7 +18,7 @@ from same import assert_same
 from test_collate import carry, carry_in
 
 from nbloader.batch.pickling import REPLACED_FILE_NAME, dump, pickled_copy
-from nbloader.batch.serialize import ArrayToBeTensor, dump_object
+from nbloader.batch.serialize import ArrayToBeTensor, encode_object
 
 pytestmark = pytest.mark.unit
 
@@ -115,11 +115,11 @@ def test_strides_of_dense_tensors_are_preserved(dtype):
 )
 def test_memory_of_a_pickled_batch_is_freed_at_once(make):
     """The pickler is not part of a reference cycle: the next run of the garbage collector may be many batches away."""
-    dump_object(make())  # whatever is created only once
+    encode_object(make())  # whatever is created only once
     gc.collect()
     gc.disable()
     try:
-        dump_object(make())
+        encode_object(make())
         assert gc.collect() == 0
     finally:
         gc.enable()
@@ -145,7 +145,7 @@ def test_identity_of_an_array_in_two_lists_is_preserved():
 def test_pickling_does_not_change_the_object():
     batch = [{"x": np.ones(2)}, [np.ones(2)], np.ones(2)]
     before = batch[0], batch[0]["x"], batch[1], batch[1][0], batch[2]
-    dump_object(batch)
+    encode_object(batch)
     assert all(a is b for a, b in zip((batch[0], batch[0]["x"], batch[1], batch[1][0], batch[2]), before, strict=True))
 
 
@@ -169,7 +169,8 @@ def test_arrays_whose_dtype_was_unpickled_are_sent_beside_the_pickle():
     """As in a worker whose dataset holds them: such a dtype is another object than NumPy's own, and not "built in"."""
     dtype = pickle.loads(pickle.dumps(np.dtype(np.float32)))
     array = np.ndarray(5, dtype, bytearray(20))
-    assert dump_object({"a": [array, "text"]}).runs == [(("f", False), [0], [array])]
+    _data, _mixed, runs = pickle.loads(encode_object({"a": [array, "text"]}).skeleton)
+    assert runs == [("f", None, [0], [(5,)])]
 
 
 @pytest.mark.parametrize("replaced", [False, True], ids=["as installed", "a cloudpickle that replaces it"])

@@ -7,7 +7,6 @@ A batch arrives from a worker process, is produced in this process, or is joined
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -15,13 +14,11 @@ from nbloader._util.system import current_process
 from nbloader.batch.header import (
     HEADER_SIZE,
     NOT_MEASURED,
-    PICKLED,
     BatchHeader,
     pack_header,
     unpack_header,
 )
-from nbloader.batch.rebuild import SMALL, Build, CopyOut, builder, delivered_builder
-from nbloader.batch.serialize import load_object
+from nbloader.batch.serialize import SMALL, load_object
 from nbloader.shm.segment import NO_SEGMENT
 
 if TYPE_CHECKING:
@@ -100,48 +97,6 @@ class PayloadSource(Protocol):
     worker: int
     pid: int
     segments: SegmentReader
-    layouts: dict[int, Layout]
-
-
-class Layout:
-    """A layout of batches from one worker. It is unpickled when the first of these batches is opened.
-
-    Args:
-        tree: The pickled layout.
-        output: "torch" or "numpy": what the arrays of a batch become.
-    """
-
-    __slots__ = ("_delivered", "_output", "_private", "_shared", "tree")
-
-    def __init__(self, tree: Any, output: str) -> None:
-        self.tree = tree
-        """The pickled layout."""
-        self._output = output
-        self._shared: Build | None = None
-        self._private: Build | None = None
-        self._delivered: Build | None = None
-
-    def deliver(self, memory: Any, extras: list[Any], copy_out: CopyOut) -> Any:
-        """Build a batch from its extras, from views of its memory, and from copies of small arrays.
-
-        Args:
-            memory: The memory of the batch, in a segment.
-            extras: Its extras.
-            copy_out: The same function in each call.
-        """
-        if self._delivered is None:
-            self._delivered = delivered_builder(pickle.loads(self.tree), self._output, copy_out, shared=True)
-        return self._delivered(memory, extras)
-
-    def build_on(self, memory: Any, extras: list[Any]) -> Any:
-        """Build a batch from views of its memory and from its extras."""
-        if type(memory) is bytearray:
-            if self._private is None:
-                self._private = builder(pickle.loads(self.tree), self._output)
-            return self._private(memory, extras)
-        if self._shared is None:
-            self._shared = builder(pickle.loads(self.tree), self._output, shared=True)
-        return self._shared(memory, extras)
 
 
 class _Payload:
@@ -167,11 +122,11 @@ class _Payload:
         self.received = received
         self.transport = transport
         (
-            _epoch, _number, _layout, _segment, nbytes, extras_nbytes, samples, fetch_begin, _fetch_end, collate_end,
+            _epoch, _number, _segment, nbytes, skeleton_nbytes, samples, fetch_begin, _fetch_end, collate_end,
             _fetch_cpu, _collate_cpu, _slowest, _slowest_ns,
         ) = header  # unpacked at once: each attribute of a named tuple takes 35 ns  # fmt: skip
         self.samples = samples
-        self.nbytes = nbytes + extras_nbytes
+        self.nbytes = nbytes + skeleton_nbytes
         self.produce_ns = collate_end - fetch_begin
 
 
@@ -179,7 +134,7 @@ class PayloadParts(NamedTuple):
     """The parts of a batch as they came from a worker process, for sending them to another machine."""
 
     header: bytes
-    extras: bytes
+    skeleton: bytes
     inline: bytes | None
     """The arrays of a small batch; None if they are in a segment."""
     segment: Any
@@ -191,31 +146,28 @@ class SegmentPayload(_Payload):
 
     Args:
         source: The worker that sent the batch.
-        body: The frame: header, extras, and the arrays of a small batch.
+        body: The frame: header, skeleton, and the arrays of a small batch.
         received: `perf_counter_ns` time at which the batch was received.
     """
 
-    __slots__ = ("_extras", "_memory", "_segments", "layout")
+    __slots__ = ("_memory", "_segments", "_skeleton")
 
     def __init__(self, source: PayloadSource, body: Any, received: int) -> None:
         header = unpack_header(body)
-        layout, segment, extras_nbytes = header.layout, header.segment, header.extras_nbytes
+        segment = header.segment
         transport = "segment"
         if segment == NO_SEGMENT:
-            transport = "inline" if header.nbytes or not extras_nbytes else "pickle"
+            transport = "inline" if header.nbytes else "pickle"
         super().__init__(header, source.worker, source.pid, received, transport)
-        end = HEADER_SIZE + extras_nbytes
-        self._extras = body[HEADER_SIZE:end]
+        end = HEADER_SIZE + header.skeleton_nbytes
+        self._skeleton = body[HEADER_SIZE:end]
         self._segments = source.segments
         self._memory = source.segments.store(memoryview(body)[end:]) if segment == NO_SEGMENT else None
-        self.layout = None if layout == PICKLED else source.layouts[layout]
 
     def open(self) -> Any:
         """Build the batch on the memory in which it arrived, and which it holds until it is garbage-collected."""
         self._borrow()
-        if self.layout is None:
-            return load_object(self._extras, self._memory)
-        return self.layout.build_on(self._memory, self.extras)
+        return load_object(self._skeleton, self._memory)
 
     def deliver(self) -> Any:
         """See `BatchPayload`."""
@@ -223,22 +175,15 @@ class SegmentPayload(_Payload):
         if number == NO_SEGMENT or nbytes <= SMALL:
             return self.open()
         self._borrow()
-        if self.layout is None:
-            return load_object(self._extras, self._memory, self._segments.store)
         if type(self._memory) is bytearray:  # so many batches are kept that they are copied
             return self.open()
-        return self.layout.deliver(self._memory, self.extras, self._segments.store)
+        return load_object(self._skeleton, self._memory, self._segments.store)
 
     def _borrow(self) -> None:
         """Provide the memory of the batch, which it holds until it is garbage-collected."""
         if self._memory is None:
             self._memory = self._segments.view(self.header.segment, self.header.nbytes)
             self._segments.lend(self.header.segment, self._memory)
-
-    @property
-    def extras(self) -> list[Any]:
-        """The parts of the batch that are not arrays."""
-        return pickle.loads(self._extras) if self._extras else []
 
     @property
     def mapping(self) -> Any:
@@ -250,7 +195,7 @@ class SegmentPayload(_Payload):
         """Return the parts of a batch that has not been opened. The caller must see that the segment is discarded."""
         segment = None if self._memory is not None else self._segments.mapping(self.header.segment)
         inline = None if self._memory is None else bytes(self._memory)
-        return PayloadParts(pack_header(*self.header), bytes(self._extras), inline, segment)
+        return PayloadParts(pack_header(*self.header), bytes(self._skeleton), inline, segment)
 
     def discard(self) -> None:
         """Release the segment: immediately, or (after `open`) when nobody views the batch any more."""
@@ -316,7 +261,7 @@ class JoinedPayload(_Payload):
         slowest = longest.payload.header
         header = headers[0]._replace(
             nbytes=sum(header.nbytes for header in headers),
-            extras_nbytes=sum(header.extras_nbytes for header in headers),
+            skeleton_nbytes=sum(header.skeleton_nbytes for header in headers),
             samples=sum(header.samples for header in headers),
             fetch_begin=min(header.fetch_begin for header in headers),
             fetch_end=max(header.fetch_end for header in headers),

@@ -17,13 +17,21 @@ from typing import Any, ClassVar, Protocol
 import cloudpickle
 import numpy as np
 
-from nbloader.batch.rebuild import in_shared_memory
 from nbloader.shm import memmap
 
 REPLACED_FILE_NAME = "<dynamic-code>"
 """What cloudpickle 3.1.3 writes in place of the file name of a code object."""
 SPAWNED_MAIN = "__mp_main__"
 """Module name of the main program in a process spawned by `multiprocessing`. Workers cannot import it."""
+
+
+def in_shared_memory() -> bool:
+    """Return True. Replaces `is_shared()` of storages in nbloader's shared memory.
+
+    torch itself recognizes only shared memory that it has mapped, which would take a file descriptor and a mapping for
+    each tensor.
+    """
+    return True
 
 
 def rebuild_tensor(buffer: Any, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...] | None = None) -> Any:
@@ -111,11 +119,14 @@ class Pickler(CodePickler):
             return memmap.reduce(obj) or np.asarray(obj).__reduce_ex__(5)
         torch = sys.modules.get("torch")
         if torch is not None and type(obj) is torch.Tensor and is_plain(torch, obj):
-            contiguous, strides = _in_memory_order(torch, obj)
+            contiguous, strides = _in_memory_order(obj)
             try:
                 array = contiguous.numpy()
             except TypeError:  # bfloat16, float8_...: unknown to NumPy
-                array = contiguous.view(-1).view(torch.uint8).numpy()
+                flat = contiguous.view(-1)
+                if flat.stride(0) != 1:  # torch considers a single expanded element contiguous
+                    flat = flat.clone(memory_format=torch.contiguous_format)
+                array = flat.view(torch.uint8).numpy()
             return rebuild_tensor, (pickle.PickleBuffer(array), str(obj.dtype), tuple(obj.shape), strides)
         if torch is not None and isinstance(obj, torch.Tensor) and obj.device.type not in ("cpu", "meta"):
             raise DeviceTensorError(
@@ -136,7 +147,7 @@ def is_plain(torch: Any, tensor: Any) -> bool:
     )
 
 
-def _in_memory_order(torch: Any, tensor: Any) -> tuple[Any, tuple[int, ...] | None]:
+def _in_memory_order(tensor: Any) -> tuple[Any, tuple[int, ...] | None]:
     """Return the elements of a tensor as a contiguous tensor, without a copy if the tensor has no gaps.
 
     Returns:
@@ -149,10 +160,6 @@ def _in_memory_order(torch: Any, tensor: Any) -> tuple[Any, tuple[int, ...] | No
         if permuted.is_contiguous():
             return permuted, tensor.stride()
         return tensor.contiguous(), None
-    if (
-        tensor.numel() == 1 and tensor.ndim and tensor.stride(-1) != 1
-    ):  # an expanded element: `view` rejects its strides
-        return tensor.clone(memory_format=torch.contiguous_format), None
     return tensor, None
 
 

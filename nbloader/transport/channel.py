@@ -62,8 +62,6 @@ class Kind(IntEnum):
     From a zygote: it can fork workers."""
     SEGMENT = 5
     """From the worker, with a descriptor: a new segment."""
-    LAYOUT = 6
-    """From the worker: a layout to which later batches refer."""
     BATCH = 7
     """From the worker: a batch."""
     ERROR = 8

@@ -27,7 +27,6 @@ from nbloader.events.failures import EmptyBatch
 from nbloader.events.stack_samples import StackCount
 from nbloader.transport import stack_probe
 from nbloader.workers.api import LocalSetup, WorkerHandle, WorkerKind, WorkerOptions, WorkerPool
-from nbloader.workers.batch_builder import BatchBuilder
 from nbloader.workers.iterable_fetcher import IterableFetcher
 from nbloader.workers.messages import (
     BatchDone,
@@ -37,6 +36,7 @@ from nbloader.workers.messages import (
     WorkerInitialized,
     WorkerMessage,
 )
+from nbloader.workers.producer import Producer
 from nbloader.workers.seeding import Seeding
 from nbloader.workers.status import LocalStatus, WorkerAbandonedError, WorkerState
 from nbloader.workers.thread_sampler import ThreadSampler
@@ -59,7 +59,7 @@ class InlineKind(WorkerKind):
 
     def create_pool(self) -> InlinePool:
         """See `WorkerKind`."""
-        return InlinePool(self.options.output)
+        return InlinePool()
 
 
 class InlineContext(ProcessContext):
@@ -119,7 +119,7 @@ class InlineHandle(WorkerHandle):
         self._epoch = -1
         self._seeding = Seeding()
         self._thread: ConsumerThread | None = None
-        self._lines = ThreadSampler(BatchBuilder.build.__code__)
+        self._lines = ThreadSampler(Producer.produce.__code__)
         self.iterable_fetcher: IterableFetcher | None = None
         if options.iterable is not None:
             self.iterable_fetcher = IterableFetcher(
@@ -127,7 +127,7 @@ class InlineHandle(WorkerHandle):
                 options.iterable, self.status, setup.on_error, context=self._context,
                 report_state=lambda *state: report(ShardAdvanced(self.uid, *state)), seeded=False,
             )  # fmt: skip
-        self._builder = BatchBuilder(
+        self._producer = Producer(
             setup.dataset, setup.collate_fn, self.status, batched=options.batched, output=options.output,
             on_error=setup.on_error, worker=NO_WORKER, iterable_fetcher=self.iterable_fetcher,
         )  # fmt: skip
@@ -160,7 +160,7 @@ class InlineHandle(WorkerHandle):
         try:
             if task.epoch != self._epoch:
                 self._epoch, self._seeding = task.epoch, Seeding(*self._roots)
-            outcome = self._builder.build_outcome(task, self._seeding.after(generators.seed))
+            outcome = self._producer.produce_outcome(task, self._seeding.after(generators.seed))
         except WorkerAbandonedError:
             return None
         finally:
@@ -169,7 +169,7 @@ class InlineHandle(WorkerHandle):
             self._context.restore()
         if outcome is None:
             return ShardExhausted(self.uid, task.epoch, task.job)
-        return BatchDone(self.uid, task.epoch, task.job, outcome, self._builder.failed_samples)
+        return BatchDone(self.uid, task.epoch, task.job, outcome, self._producer.failed_samples)
 
 
 class Job(NamedTuple):
@@ -208,13 +208,9 @@ class InlinePool(WorkerPool):
     `run_next` and `produce_first` are called without holding the engine's lock, all other methods with the lock held.
     The two sides share deques. No task needs to be revoked: each iteration has its own queue, and its consumer
     processes that queue.
-
-    Args:
-        output: "torch" or "numpy": what the arrays of a batch become.
     """
 
-    def __init__(self, output: str) -> None:
-        self._output = output
+    def __init__(self) -> None:
         self._messages: collections.deque[WorkerMessage] = collections.deque()
         self._queues: dict[int, collections.deque[Job]] = {}  # by iteration, since each iteration has its own consumer
         self._handles: dict[int, InlineHandle] = {}

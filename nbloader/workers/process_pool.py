@@ -34,7 +34,7 @@ from nbloader._util.descriptors import TOO_MANY_FILES, close_all, open_into, ope
 from nbloader._util.signals import raised_by_handler
 from nbloader._util.system import ROOT, working_directory
 from nbloader._util.user_warning import warn
-from nbloader.batch.payload import Layout, SegmentPayload
+from nbloader.batch.payload import SegmentPayload
 from nbloader.batch.pickled_indices import pack_indices
 from nbloader.batch.pickling import NamePickler, dump
 from nbloader.batch.task import Task
@@ -160,7 +160,7 @@ class ProcessKind(WorkerKind):
 
     def create_pool(self) -> ProcessPool:
         """See `WorkerKind`."""
-        return ProcessPool(self.options.start_method, self.options.output)
+        return ProcessPool(self.options.start_method)
 
 
 # ---- one worker ---------------------------------------------------------------------------------------------------
@@ -238,7 +238,6 @@ class ProcessHandle(WorkerHandle):
         self.leaving = False
         """Whether the worker was told to leave: nothing is sent to it any more."""
         self.segments = SegmentReader()
-        self.layouts: dict[int, Layout] = {}
         self.lifeline = -1
         self.child: subprocess.Popen[bytes] | None = None
         """The worker process, if it is a child of this process; None if it is a child of a zygote."""
@@ -347,19 +346,15 @@ class ProcessPool(WorkerPool):
 
     Args:
         start_method: "forkserver", "spawn" or "fork".
-        output: "torch" or "numpy": what the arrays of a batch become.
         environment: Returns the environment that workers take over from the notebook's process. It is called when an
             iteration begins.
     """
 
     wakes_for_each = True
 
-    def __init__(
-        self, start_method: str, output: str, environment: Callable[[], Environment] = Environment.of_this_process
-    ) -> None:
+    def __init__(self, start_method: str, environment: Callable[[], Environment] = Environment.of_this_process) -> None:
         self._start_method = start_method
         self._find_environment = environment
-        self._output = output
         self._selector = selectors.DefaultSelector()
         self._unreported: list[WorkerMessage] = []  # messages that the next poll reports first
         self._handles: dict[int, ProcessHandle] = {}
@@ -708,8 +703,6 @@ class ProcessPool(WorkerPool):
                 messages.append(BatchDone(uid, header.epoch, header.number, payload, handle.take_failed_samples()))
             elif kind in (Kind.SEGMENT, Kind.DROP):
                 self._read_segments(handle, kind, body)
-            elif kind == Kind.LAYOUT:
-                handle.layouts[int.from_bytes(body[:8], "little")] = Layout(body[8:], self._output)
             elif kind in (Kind.ERROR, Kind.SAMPLE_FAILURES):
                 messages.extend(self._read_failure(handle, kind, body))
             elif kind in (Kind.END, Kind.STATE):

@@ -155,9 +155,9 @@ class IncomingBatch:
             node=node,
             begin=min(max(clock.here(self._sent), collated), received),
             end=received,
-            nbytes=self._written + len(begin.extras) + len(begin.memory or b""),
+            nbytes=self._written + len(begin.skeleton) + len(begin.memory or b""),
         )
-        body = pack_header(*here) + begin.extras + (begin.memory or b"")
+        body = pack_header(*here) + begin.skeleton + (begin.memory or b"")
         return ReceivedPayload(source, body, received, transfer)
 
 
