@@ -24,6 +24,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from nbloader._util.signals import raised_by_handler
 from nbloader.batch.pytree import container_of, map_tree
 
 NOT_COLLATED = "default_collate: batch must contain tensors, numpy arrays, numbers, dicts or lists; found {}"
@@ -110,7 +111,9 @@ class LocalArrays:
             return None
         try:
             stacked = sys.modules["torch"].stack(tensors)
-        except (RuntimeError, TypeError):  # placing them finds out why
+        except (RuntimeError, TypeError) as error:  # placing them finds out why
+            if raised_by_handler(error):
+                raise
             return None
         self.nbytes += stacked.nbytes
         return stacked
@@ -240,8 +243,8 @@ def _arrays(values: Sequence[Any], first: Any, target: ArrayTarget) -> Any:
     def write(out: Any) -> None:
         try:
             np.concatenate(values, 0, out.reshape(joined), casting="no")
-        except (TypeError, ValueError):
-            raise _not_alike(values) from None
+        except (TypeError, ValueError) as error:
+            raise _not_alike(values, error) from None
 
     return target.place((count, *shape), dtype, write)
 
@@ -275,8 +278,8 @@ def _tensors(torch: Any, values: Sequence[Any], first: Any, target: ArrayTarget)
         tensor = torch.from_numpy(out)
         try:
             torch.stack(values, out=tensor if carrier is name else tensor.view(dtype))
-        except RuntimeError:  # the shapes differ, or a tensor requires a gradient
-            raise _not_alike(values) from None
+        except RuntimeError as error:  # the shapes differ, or a tensor requires a gradient
+            raise _not_alike(values, error) from None
 
     return target.place((len(values), *first.shape), np.dtype(carrier), write, name)
 
@@ -298,8 +301,15 @@ def _common(first: type, kinds: set[type]) -> Any:
     return np.float32
 
 
-def _not_alike(values: Sequence[Any]) -> Exception:
-    """Return the error for arrays or tensors that could not be stacked as they are."""
+def _not_alike(values: Sequence[Any], error: Exception | None = None) -> Exception:
+    """Return the error for arrays or tensors that could not be stacked as they are.
+
+    Args:
+        values: The arrays or tensors.
+        error: The error of the call that stacks them, if it was called.
+    """
+    if error is not None and raised_by_handler(error):
+        return error
     return unequal_sizes(values) if len(set(map(_shape_of, values))) > 1 else NotPlannedError()
 
 

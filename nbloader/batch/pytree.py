@@ -6,7 +6,6 @@ device and to pin them) and `merge` (joins chunks) are based on it.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import itertools
@@ -16,6 +15,8 @@ from collections.abc import Callable, Iterable, Mapping, MutableMapping, Mutable
 from typing import Any
 
 import numpy as np
+
+from nbloader._util.signals import raised_by_handler
 
 
 class Container(ABC):
@@ -181,8 +182,11 @@ def _concatenated(torch: Any, tensors: Sequence[Any]) -> Any:
     batches would need as much memory as if it kept the images, too.
     """
     if {*map(type, tensors)} == {torch.Tensor} and len({tensor.dtype for tensor in tensors}) == 1:
-        with contextlib.suppress(TypeError, RuntimeError, ValueError):  # torch joins them, or raises its own error
+        try:
             return torch.from_numpy(np.concatenate([tensor.numpy() for tensor in tensors]))
+        except (TypeError, RuntimeError, ValueError) as error:  # torch joins them, or raises its own error
+            if raised_by_handler(error):
+                raise
     return torch.cat(tuple(tensors))
 
 

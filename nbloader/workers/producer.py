@@ -36,11 +36,11 @@ from nbloader.events.failures import EmptyBatch, WorkerFailure
 from nbloader.events.remote_errors import SampleFailure, describe, user_traceback
 from nbloader.shm.segment import NO_SEGMENT, SegmentWriter
 from nbloader.workers.fetcher import FetchedBatch, MapFetcher, OnError, raise_if_none
-from nbloader.workers.iterable_fetcher import IterableFetcher
 from nbloader.workers.seeding import Seed, keep_state
 from nbloader.workers.status import WorkerState, WorkerStatus, is_abandoned
 
 if TYPE_CHECKING:
+    from nbloader.workers.iterable_fetcher import IterableFetcher
     from nbloader.workers.sample_loop import SampleLoop
 
 log = logging.getLogger(__name__)
