@@ -231,14 +231,16 @@ def _arrays(values: Sequence[Any], first: Any, target: ArrayTarget) -> Any:
     shape, dtype = first.shape, first.dtype
     if dtype.kind not in "biufc" or dtype.isbuiltin == ADDED_TO_NUMPY:
         raise TypeError(NOT_COLLATED.format(dtype))
-    if len(set(map(type, values))) > 1 or not dtype.isnative or dtype.itemsize > (16 if dtype.kind == "c" else 8):
+    count = len(values)
+    if list(map(type, values)).count(type(first)) != count:
+        raise NotPlannedError
+    if not dtype.isnative or dtype.itemsize > (16 if dtype.kind == "c" else 8):
         raise NotPlannedError
     if not shape:
         return _place_scalars(values, target)
-    count = len(values)
     joined = (count * shape[0], *shape[1:])
-    if set(map(length_hint, values)) != {shape[0]}:  # `concatenate` would accept other lengths with the same sum
-        raise unequal_sizes(values)
+    if list(map(length_hint, values)).count(shape[0]) != count:
+        raise unequal_sizes(values)  # `concatenate` would accept other lengths with the same sum
 
     def write(out: Any) -> None:
         try:

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from nbloader.batch.collate import ADDED_TO_NUMPY, NotPlannedError, as_tensor, tensor_kind
+from nbloader.batch.collate import ADDED_TO_NUMPY, NotPlannedError, tensor_kind
 from nbloader.batch.pickling import dump, in_shared_memory, is_plain
 from nbloader.shm.segment import SLAB_SIZE, aligned
 
@@ -284,7 +284,7 @@ def load_object(skeleton: Any, memory: Memory, copy_out: CopyOut | None = None) 
             buffers += map(np.ndarray, shapes, repeat(dtype), memories, offsets)
         else:
             arrays = map(np.ndarray, shapes, repeat(dtype), memories, offsets)
-            buffers += map(_tensor, arrays, repeat(tensor), memories)
+            buffers += _tensors(arrays, tensor, memories)
     return pickle.loads(data, buffers=buffers)
 
 
@@ -300,11 +300,21 @@ def _form(dtype: Any, *, tensors: bool) -> Form:
     return Form(dtype.char, "" if tensors else None) if plain else BUFFER
 
 
-def _tensor(array: Any, kind: str, memory: Memory) -> Any:
-    tensor = as_tensor(array, kind)
-    if type(memory) is not bytearray:
-        tensor.untyped_storage().is_shared = in_shared_memory
-    return tensor
+def _tensors(arrays: Iterable[Any], kind: str, memories: Iterable[Memory]) -> list[Any]:
+    """Create tensors on arrays.
+
+    Args:
+        arrays: The arrays.
+        kind: What each of them becomes: see `collate.tensor_kind`.
+        memories: The memory of each array. Any other than a bytearray is shared between processes.
+    """
+    import torch
+
+    tensors: list[Any] = [*map(torch.from_numpy, arrays)]
+    for tensor, memory in zip(tensors, memories, strict=False):
+        if type(memory) is not bytearray:
+            tensor.untyped_storage().is_shared = in_shared_memory
+    return [tensor.view(getattr(torch, kind)) for tensor in tensors] if kind else tensors
 
 
 class _ArrayExtractor:
