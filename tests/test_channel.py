@@ -315,7 +315,7 @@ def test_frames_may_be_larger_than_4_gib():
     assert HEADER.unpack(sock.sent[0]) == (6 + (5 << 30), Kind.BATCH)
     channel.send_all([(Kind.INIT, Huge())])
     assert HEADER.unpack(sock.sent[0]) == (5 << 30, Kind.INIT)
-    fields = 0, 1, -1, -1, 6 << 30, 5 << 30, 1 << 33, *range(7)
+    fields = 0, 1, -1, 6 << 30, 5 << 30, 1 << 33, *range(7)
     header = unpack_header(pack_header(*fields) + b"extras")
     assert header == BatchHeader(*fields)
     assert type(header) is BatchHeader

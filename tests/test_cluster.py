@@ -164,8 +164,8 @@ def test_ray_client_is_refused(monkeypatch):
 class FakeConnection:
     """The calls to a `Node` in this process."""
 
-    def __init__(self, output, changes, opened):
-        self._node = Node(output)
+    def __init__(self, changes, opened):
+        self._node = Node()
         self._opened = opened
         self._changes = changes
         self._numbers = 0
@@ -257,8 +257,8 @@ class FakeCluster(RayCluster):
         self.puts += 1
         return SetupParts(np.frombuffer(data, np.uint8), [np.frombuffer(buffer, np.uint8) for buffer in buffers])
 
-    def create_connection(self, node, options, output):
-        connection = FakeConnection(output, self._changes, self.opened)
+    def create_connection(self, node, options):
+        connection = FakeConnection(self._changes, self.opened)
         connection.loses_batches = self.loses_batches and not self.connections
         connection.store_bytes = self.store_bytes
         self.connections.append(connection)
@@ -300,7 +300,7 @@ def test_the_dataset_is_put_once_a_version_and_batches_come_in_pieces(on_cluster
     for r in records:
         assert r.collated <= r.transfer.begin <= r.transfer.end == r.received
         assert r.transfer.node in {node.name for node in NODES}
-        assert r.transfer.nbytes == r.nbytes
+        assert r.transfer.nbytes == r.nbytes + r.pickled
 
 
 def test_when_a_report_is_lost_the_batches_of_the_node_are_made_elsewhere(on_cluster, capfd):

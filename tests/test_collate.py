@@ -5,12 +5,10 @@ from __future__ import annotations
 import collections
 import dataclasses
 import enum
-import pickle
 import subprocess
 import sys
 from typing import Any, NamedTuple
 
-import cloudpickle
 import numpy as np
 import pytest
 import torch
@@ -21,14 +19,20 @@ from torch.utils.data import default_collate, default_convert
 
 from nbloader import DataLoader
 from nbloader.batch.collate import (
+    LocalArrays,
     NotPlannedError,
-    Plan,
     collate_object,
+    collate_samples,
     convert,
 )
-from nbloader.batch.rebuild import builder
-from nbloader.batch.serialize import ArrayToBeTensor, dump_extras, dump_object, load_object, tensor_of
-from nbloader.batch.stack import collate_to_tensors
+from nbloader.batch.serialize import (
+    ArrayToBeTensor,
+    EncodedBatch,
+    PlannedArrays,
+    encode_object,
+    load_object,
+    tensor_of,
+)
 
 try:
     import ml_dtypes  # as Keras and jax do: it adds bfloat16 and others to NumPy, which torch does not take from NumPy
@@ -96,16 +100,19 @@ class Output(collections.OrderedDict):
 
 def collate(samples: list[Any], output: str = "torch") -> Any:
     """Collate in a worker and rebuild in the notebook's process."""
+    target = PlannedArrays(output)
     try:
-        plan = Plan(samples)
+        return load(target.encode(collate_samples(samples, target)))[0]
     except NotPlannedError:
         return carry(collate_object(samples, output))
-    memory = bytearray(b"\xa5" * plan.nbytes)
-    plan.fill(memory)
-    hash(plan.tree)
-    tree = cloudpickle.loads(cloudpickle.dumps(plan.tree))
-    extras = pickle.loads(dump_extras(plan.extras)) if plan.extras else []
-    return builder(tree, output)(memory, extras)
+
+
+def collate_here(samples: list[Any], output: str = "torch") -> Any:
+    """Collate in the notebook's process."""
+    try:
+        return collate_samples(samples, LocalArrays(output))
+    except NotPlannedError:
+        return collate_object(samples, output)
 
 
 def carry(obj: Any) -> Any:
@@ -115,10 +122,14 @@ def carry(obj: Any) -> Any:
 
 def carry_in(obj: Any) -> tuple[Any, bytearray]:
     """The same; returns the memory too."""
-    dumped = dump_object(obj)
-    memory = bytearray(dumped.nbytes)
-    dumped.write(memory)
-    return load_object(dumped.message(), memory), memory
+    return load(encode_object(obj))
+
+
+def load(encoded: EncodedBatch) -> tuple[Any, bytearray]:
+    """Write a batch into memory, and build it there."""
+    memory = bytearray(b"\xa5" * encoded.nbytes)
+    encoded.write(memory)
+    return load_object(encoded.skeleton, memory), memory
 
 
 def outcome(function: Any, *args: Any) -> Any:
@@ -257,9 +268,7 @@ def test_samples_that_differ_are_collated_or_refused_as_by_torch(one, other, cho
 @given(TEMPLATES, TEMPLATES, st.lists(st.tuples(SEEDS, st.booleans()), min_size=1, max_size=4))
 def test_batches_that_stay_in_this_process_are_collated_as_by_torch(one, other, choices):
     samples = [(one if first else other)(seed) for seed, first in choices]
-    ours = outcome(collate_to_tensors, samples)
-    if not isinstance(ours, Exception):  # otherwise the plan decides
-        assert_same(ours[0], default_collate(samples))
+    assert_same(outcome(collate_here, samples), outcome(default_collate, samples))
 
 
 def carried_default(samples):
@@ -393,22 +402,25 @@ def test_batches_are_writable_and_independent():
 
 
 def test_the_padding_between_arrays_is_at_most_a_cache_line():
-    plan = Plan([(np.zeros(3, np.uint8), 1, 2.0)] * 5)
-    assert plan.nbytes == 64 * 3
+    target = PlannedArrays("torch")
+    batch = collate_samples([(np.zeros(3, np.uint8), 1, 2.0)] * 5, target)
+    assert target.encode(batch).nbytes == 64 * 3
 
 
 def test_a_worker_without_torch_collates_the_same_types():
     """Subclasses of int, float and ndarray too, which torch itself must collate."""
     code = """
 import sys, enum, numpy as np
-from nbloader.batch.collate import Plan, NotPlannedError
+from nbloader.batch.collate import NotPlannedError, collate_samples
+from nbloader.batch.serialize import PlannedArrays
 class Colour(enum.IntEnum):
     RED = 1
 for sample in (np.ones(3), 1, 2.0, True, "a", np.float32(1), {"a": (1, [2])}):
-    Plan([sample, sample])
+    target = PlannedArrays("torch")
+    target.encode(collate_samples([sample, sample], target))
 for sample in (Colour.RED, np.ma.masked_array([1.0]), np.matrix([[1]]), type("F", (float,), {})(1)):
     try:
-        Plan([sample, sample])
+        collate_samples([sample, sample], PlannedArrays("torch"))
     except NotPlannedError:
         continue
     raise AssertionError(sample)
@@ -419,6 +431,7 @@ assert "torch" not in sys.modules
 
 def test_numbers_of_several_types_are_planned_without_torch():
     """Otherwise each worker of a dataset without tensors would import it."""
-    assert [Plan(samples).tree.dtype for samples in ([1, 2.5], [2.5, 1], [True, 2])] == ["<f4", "<f8", "<i8"]
+    numbers_ = [1, 2.5], [2.5, 1], [True, 2]
+    assert [collate_samples(samples, LocalArrays("numpy")).dtype.str for samples in numbers_] == ["<f4", "<f8", "<i8"]
     with pytest.raises(NotPlannedError):
-        Plan([1, np.float64(2)])
+        collate_samples([1, np.float64(2)], LocalArrays("torch"))

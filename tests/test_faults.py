@@ -47,7 +47,7 @@ from nbloader import (
 )
 from nbloader import events as ev
 from nbloader._util.descriptors import close_all
-from nbloader.batch.header import PICKLED, BatchHeader, pack_header
+from nbloader.batch.header import BatchHeader, pack_header
 from nbloader.scheduler import dispatcher
 from nbloader.shm.segment import NO_SEGMENT
 from nbloader.transport import environment, zygote, zygote_process
@@ -663,7 +663,7 @@ def test_a_flood_of_output_blocks_nothing(capsys):
 
 def test_final_output_without_a_newline_is_read_even_if_the_death_is_seen_first():
     """Which descriptor is read first is chance, so here the death is reported before anything was read."""
-    pool, reports = ProcessPool("forkserver", "torch"), []
+    pool, reports = ProcessPool("forkserver"), []
     theirs: list[int] = []
     with contextlib.ExitStack() as closing:
         closing.callback(close_all, theirs)
@@ -689,7 +689,7 @@ def test_final_output_without_a_newline_is_read_even_if_the_death_is_seen_first(
 @pytest.mark.parametrize("size", [10, 80_000, 150_000])
 def test_a_batch_that_arrived_before_its_worker_died_counts_even_if_the_death_is_seen_first(size):
     """Also if it takes several reads, or the first read gives another frame."""
-    pool, reports = ProcessPool("forkserver", "torch"), []
+    pool, reports = ProcessPool("forkserver"), []
     theirs: list[int] = []
     with contextlib.ExitStack() as closing:
         closing.callback(close_all, theirs)
@@ -702,7 +702,7 @@ def test_a_batch_that_arrived_before_its_worker_died_counts_even_if_the_death_is
         theirs.append(lifeline)
         sender = Channel(others.sock, blocking=True)
         sender.send(Kind.SEGMENT, (0).to_bytes(8, "little"), fds=(others.status,))
-        header = BatchHeader(4, 7, PICKLED, NO_SEGMENT, size, 0, 1, *[0] * 7)
+        header = BatchHeader(4, 7, NO_SEGMENT, size, 0, 1, *[0] * 7)
         sender.send(Kind.BATCH, pack_header(*header), bytes(size))
         os.write(lifeline, zygote_process.LIFELINE.pack(~9))
         pool._read_lifeline(handle, handle.lifeline, reports)

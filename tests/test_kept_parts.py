@@ -14,7 +14,7 @@ from same import assert_same
 from torch.utils.data import DataLoader as TorchLoader
 
 from nbloader import DataLoader
-from nbloader.batch.rebuild import SMALL
+from nbloader.batch.serialize import SMALL
 
 MB = 1e6
 

@@ -1,9 +1,8 @@
-"""Containers of a batch keep their type when leaves are changed or chunks are merged; layouts are compared by value."""
+"""Containers of a batch keep their type when leaves are changed or chunks are merged."""
 
 from __future__ import annotations
 
 import collections
-import pickle
 import types
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -12,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from nbloader.batch.collate import Plan
-from nbloader.batch.pytree import ArrayNode, DictNode, ExtraNode, ListNode, arrays_of, map_arrays, map_leaves, merge
+from nbloader.batch.pytree import map_leaves, merge
 
 pytestmark = pytest.mark.unit
 
@@ -124,17 +122,3 @@ def test_collated_chunks_are_merged_to_one_batch_of_their_type(parts, expected):
 def test_chunks_that_cannot_be_merged_are_refused_by_the_name_of_their_type():
     with pytest.raises(TypeError, match="chunks that hold Movable cannot be joined"):
         merge([{"a": Movable()}, {"a": Movable()}])
-
-
-def test_layouts_are_equal_by_value_and_survive_pickling():
-    samples = [{"x": np.zeros(3, np.float32), "y": [1, "text"]}] * 2
-    layout = Plan(samples).tree
-    x, y = ArrayNode(0, (2, 3), "<f4", None), ArrayNode(64, (2,), "<i8", None)
-    assert layout == DictNode(("x", "y"), (x, ListNode((y, ExtraNode(0)))))
-    assert layout == Plan(samples).tree == pickle.loads(pickle.dumps(layout))
-    assert hash(layout) == hash(Plan(samples).tree)
-    assert layout != Plan(samples * 2).tree
-    assert list(arrays_of(layout)) == [x, y]
-    moved = map_arrays(layout, lambda node: ArrayNode(node.offset + 8, node.shape, node.dtype, node.torch_dtype))
-    assert [node.offset for node in arrays_of(moved)] == [8, 72]
-    assert [node.offset for node in arrays_of(layout)] == [0, 64], "the layout itself is left alone"

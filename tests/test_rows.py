@@ -25,10 +25,9 @@ from torch.utils.data import DataLoader as TorchLoader
 
 from nbloader import DataLoader
 from nbloader._util.rng import PreservedRandomState
-from nbloader.batch.collate import NotPlannedError
-from nbloader.batch.rebuild import builder
+from nbloader.batch.collate import LocalArrays
 from nbloader.batch.rows import RowSelector, Selection, is_in_memory, may_be_in_memory
-from nbloader.batch.stack import HUGE, collate_to_tensors
+from nbloader.batch.serialize import PlannedArrays, load_object
 from nbloader.sampling.index_arrays import IndexArray, array_batches
 from nbloader.sampling.permutation import Permutation
 from nbloader.sampling.samplers import LargeRandomSampler
@@ -124,17 +123,19 @@ def test_gathered_batches_equal_those_of_samples(dataset, indices, as_array):
     given_indices = IndexArray(np.array(indices)) if as_array else indices
     selection = RowSelector().select(dataset, given_indices, 0, "torch")
     assert type(selection) is Selection
-    batch, nbytes = selection.to_batch("torch")
+    here = LocalArrays("torch")
+    batch = selection.collate(here)
     expected = by_sample(dataset, indices)
     assert_same(batch, expected)
     arrays = memory_of(batch)
-    assert nbytes == sum(array.nbytes for array in arrays)
+    assert here.nbytes == sum(array.nbytes for array in arrays)
     assert all(array.flags.c_contiguous for array in arrays)
     assert not any(np.shares_memory(array, source) for array in arrays for source in sources_of(dataset))
-    plan = selection.plan()
-    memory = bytearray(b"\xa5" * plan.nbytes)
-    plan.fill(memory)
-    assert_same(builder(plan.tree, "torch")(memory, plan.extras), expected)
+    planned = PlannedArrays("torch")
+    encoded = planned.encode(selection.collate(planned))
+    memory = bytearray(b"\xa5" * encoded.nbytes)
+    encoded.write(memory)
+    assert_same(load_object(encoded.skeleton, memory), expected)
 
 
 @settings(max_examples=40, deadline=None)
@@ -142,7 +143,7 @@ def test_gathered_batches_equal_those_of_samples(dataset, indices, as_array):
 def test_gathered_arrays_equal_those_of_samples(dataset, indices):
     selection = RowSelector().select(dataset, indices, 0, "numpy")
     if selection is not None:  # None: NumPy lacks the dtype of a tensor
-        assert_same(selection.to_batch("numpy")[0], by_sample(dataset, indices, "numpy"))
+        assert_same(selection.collate(LocalArrays("numpy")), by_sample(dataset, indices, "numpy"))
 
 
 class Doubled(TensorDataset):
@@ -323,15 +324,11 @@ def test_an_epoch_over_arrays_is_resumed():
 # ---- stacking in this process
 
 
-def test_large_batches_are_stacked_in_huge_pages_and_mixed_ones_as_torch_does():
-    rows = [torch.full((HUGE // 16,), float(i)) for i in range(8)]
-    batch, nbytes = collate_to_tensors(rows)
-    assert (batch.shape, nbytes) == ((8, HUGE // 16), 2 * HUGE)
-    assert torch.equal(batch, torch.stack(rows))
-    for odd in (rows[0].requires_grad_(), rows[0].to(torch.float64), rows[0].to(torch.bfloat16)):
-        mixed = [odd, *rows[1:]] if odd.dtype is not torch.bfloat16 else [odd] * 16
-        with pytest.raises(NotPlannedError):
-            collate_to_tensors(mixed)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_large_samples_of_several_dtypes_are_collated_as_by_torch(dtype):
+    rows = [torch.full((1 << 18,), float(i), dtype=dtype) for i in range(8)]
+    for odd in (rows[0], rows[0].clone().requires_grad_(), rows[0].to(torch.float64)):
+        mixed = [odd, *rows[1:]]
         assert_same(next(iter(DataLoader(mixed, len(mixed)))), next(iter(TorchLoader(mixed, len(mixed)))))
 
 
@@ -350,7 +347,7 @@ def test_dicts_of_many_tensors_are_stacked_as_by_torch(dtypes, shapes, gradient)
     if gradient and dtypes[7].is_floating_point:
         samples[1]["k2"].requires_grad_()
     theirs = default_collate(samples)
-    ours, _nbytes = collate_to_tensors(samples)
+    ours = next(iter(DataLoader(samples, 3)))
     assert [part.requires_grad for part in ours.values()] == [part.requires_grad for part in theirs.values()]
     assert_same({k: v.detach() for k, v in ours.items()}, {k: v.detach() for k, v in theirs.items()})
     versions = {key: part._version for key, part in ours.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import gc
 import pickle
 import types
 from typing import NamedTuple
@@ -17,7 +18,7 @@ from same import assert_same
 from test_collate import carry, carry_in
 
 from nbloader.batch.pickling import REPLACED_FILE_NAME, dump, pickled_copy
-from nbloader.batch.serialize import ArrayToBeTensor, dump_object
+from nbloader.batch.serialize import ArrayToBeTensor, encode_object
 
 pytestmark = pytest.mark.unit
 
@@ -90,6 +91,40 @@ def test_arrays_and_tensors_are_views_of_the_received_memory():
     assert not any((leaf == 0).any() for leaf in leaves)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_strides_of_dense_tensors_are_preserved(dtype):
+    """With torch's loader, too. Otherwise a model converts each batch to its memory format again."""
+    images = torch.rand(2, 3, 8, 8).to(dtype).to(memory_format=torch.channels_last)
+    sequences = torch.rand(2, 3, 4).to(dtype).permute(2, 0, 1)
+    got = carry({"images": images, "more": [[[sequences]]]})
+    assert got["images"].is_contiguous(memory_format=torch.channels_last)
+    assert got["images"].equal(images)
+    assert got["more"][0][0][0].stride() == sequences.stride()
+    assert got["more"][0][0][0].equal(sequences)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: {"a": np.ones(3), "b": [torch.ones(3)]},
+        lambda: torch.rand(2, 3, 4, 4).to(memory_format=torch.channels_last),
+        lambda: [[[[np.ones(3)]]], torch.ones(3, dtype=torch.bfloat16)],
+        lambda: [np.ones(3), lambda: 1, Point],
+    ],
+    ids=["arrays", "channels last", "nested", "functions"],
+)
+def test_memory_of_a_pickled_batch_is_freed_at_once(make):
+    """The pickler is not part of a reference cycle: the next run of the garbage collector may be many batches away."""
+    encode_object(make())  # whatever is created only once
+    gc.collect()
+    gc.disable()
+    try:
+        encode_object(make())
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
+
+
 @pytest.mark.parametrize("make", [lambda: np.ones(3), lambda: torch.ones(3), lambda: [np.ones(3)]], ids=str)
 def test_identity_is_preserved(make):
     one = make()
@@ -110,7 +145,7 @@ def test_identity_of_an_array_in_two_lists_is_preserved():
 def test_pickling_does_not_change_the_object():
     batch = [{"x": np.ones(2)}, [np.ones(2)], np.ones(2)]
     before = batch[0], batch[0]["x"], batch[1], batch[1][0], batch[2]
-    dump_object(batch)
+    encode_object(batch)
     assert all(a is b for a, b in zip((batch[0], batch[0]["x"], batch[1], batch[1][0], batch[2]), before, strict=True))
 
 
@@ -134,7 +169,8 @@ def test_arrays_whose_dtype_was_unpickled_are_sent_beside_the_pickle():
     """As in a worker whose dataset holds them: such a dtype is another object than NumPy's own, and not "built in"."""
     dtype = pickle.loads(pickle.dumps(np.dtype(np.float32)))
     array = np.ndarray(5, dtype, bytearray(20))
-    assert dump_object({"a": [array, "text"]}).runs == [(("f", False), [0], [array])]
+    _data, _mixed, runs = pickle.loads(encode_object({"a": [array, "text"]}).skeleton)
+    assert runs == [("f", None, [0], [(5,)])]
 
 
 @pytest.mark.parametrize("replaced", [False, True], ids=["as installed", "a cloudpickle that replaces it"])

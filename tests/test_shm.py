@@ -23,8 +23,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from nbloader import DataLoader
 from nbloader.engine import engine
 from nbloader.shm import segment
-from nbloader.shm.arena import ArenaWriter
 from nbloader.shm.segment import SegmentReader, SegmentWriter, aligned, anonymous_file, segment_size
+from nbloader.workers.cluster.incoming import IncomingBatches
 
 
 class Lender:
@@ -227,20 +227,17 @@ def test_what_a_forked_process_may_view_is_not_written_again(lender, monkeypatch
     assert len(lender.reader._maps) == len(lender.writer._maps) == 1, "the others are released"
 
 
-def test_an_arena_that_a_forked_process_may_view_is_not_written_again(monkeypatch):
-    retired = []
-    writer = ArenaWriter(
-        lambda: frozenset({1}), lambda _number, _fd: frozenset({1}), lambda *gone: retired.append(gone)
-    )
-    block = writer.begin(40_000)
-    lent = lend(writer.reader, block.number, 40_000)
+def test_a_segment_for_another_machine_that_a_forked_process_may_view_is_not_written_again(monkeypatch):
+    batches = IncomingBatches()
+    block = batches.begin(40_000)
+    lent = lend(batches.reader, block.number, 40_000)
     forked(monkeypatch)
     del lent
-    other = writer.begin(40_000)
+    other = batches.begin(40_000)
     assert other.number != block.number
-    assert retired == [(block.number, frozenset({1}))]
-    lend(writer.reader, other.number, 40_000)  # and dropped at once
-    assert writer.begin(40_000).number == other.number
+    assert len(batches.reader._maps) == 1, "the other one is released"
+    lend(batches.reader, other.number, 40_000)  # and dropped at once
+    assert batches.begin(40_000).number == other.number
 
 
 def test_small_batches_lie_side_by_side_in_memory_that_is_used_again(lender, monkeypatch):
@@ -425,10 +422,7 @@ def test_workers_free_memory_between_epochs_and_the_next_epoch_is_right(chunk, m
 
         def segments():
             pool = loader._engine._group.pool
-            return sum(
-                len(reader._maps)
-                for reader in (*[handle.segments for handle in pool.handles.values()], pool._arenas.reader)
-            )
+            return sum(len(reader._maps) for reader in [handle.segments for handle in pool.handles.values()])
 
         kept = list(loader)
         assert segments() >= 8

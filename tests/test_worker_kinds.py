@@ -23,9 +23,9 @@ from nbloader import DataLoader
 from nbloader import events as ev
 from nbloader.workers import registry
 from nbloader.workers.api import WorkerHandle, WorkerKind, WorkerPool
-from nbloader.workers.batch_builder import BatchBuilder
 from nbloader.workers.message_queue import MessageQueue
 from nbloader.workers.messages import BatchDone, WorkerGone, WorkerInitialized, WorkerLaunched
+from nbloader.workers.producer import Producer
 from nbloader.workers.status import LocalStatus
 from nbloader.workers.thread_context import ThreadContext
 from nbloader.workers.worker_info import WorkerInfo
@@ -53,7 +53,7 @@ class ExecutorHandle(WorkerHandle):
         super().__init__(worker, options.kind, LocalStatus(os.getpid()))
         self.mark_launched(os.getpid())
         self.info = WorkerInfo(worker, options.num_workers, options.seed + worker, setup.dataset)
-        self.builder = BatchBuilder(
+        self.producer = Producer(
             setup.dataset, setup.collate_fn, self.status, batched=options.batched, output=options.output,
             on_error=setup.on_error, worker=worker,
         )  # fmt: skip
@@ -70,8 +70,8 @@ class ExecutorHandle(WorkerHandle):
         self.status.epoch, self.status.number = task.epoch, task.job
         with ThreadContext(self.info) as context:
             context.seed(task.seed)
-            outcome = self.builder.build_outcome(task)
-        self.messages.put(BatchDone(self.uid, task.epoch, task.job, outcome, self.builder.failed_samples))
+            outcome = self.producer.produce_outcome(task)
+        self.messages.put(BatchDone(self.uid, task.epoch, task.job, outcome, self.producer.failed_samples))
 
     def kill(self):
         self.status.abandon()

@@ -1,1 +1,1 @@
-"""A batch and its parts: tasks, collation, memory layout, payloads, chunks, serialization."""
+"""A batch and its parts: tasks, collation, the format in which a batch travels, payloads, chunks."""

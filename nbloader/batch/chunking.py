@@ -2,8 +2,7 @@
 
     batch -> ChunkedBatch.split() -> chunks: dispatched, produced, retried like batches -> join_chunks() -> one batch
 
-Workers write the chunks side by side into one block of memory if the layout of the batch is known (chunk_arena.py);
-otherwise the chunks are copied into one batch when the consumer takes it.
+Chunks travel like batches. They are copied into one batch when the consumer takes it.
 """
 
 from __future__ import annotations
@@ -63,17 +62,13 @@ def join_chunks(batch: ChunkedBatch[Any], collate_fn: Callable[[list[Any]], Any]
         if outcome.failed:
             for _start, other in chunks:
                 other.discard()
-            if batch.arena is not None:
-                batch.arena.give_back()
             if not isinstance(outcome, WorkerFailure) or outcome.position < 0:
                 return outcome  # type: ignore[no-any-return]
             return dataclasses.replace(outcome, position=start + outcome.position)
     filled = [ChunkPart(start, outcome) for start, outcome in chunks if not outcome.empty]
     if filled:
         join = merge if collate_fn is None else functools.partial(_collate_all, collate_fn)
-        return JoinedPayload(filled, join, batch.arena, complete=len(filled) == len(chunks))
-    if batch.arena is not None:
-        batch.arena.give_back()
+        return JoinedPayload(filled, join, calls_user_code=collate_fn is not None)
     return EmptyBatch()
 
 

@@ -10,13 +10,11 @@ import struct
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-_STRUCT = struct.Struct("<qqiiqqqqqqqqqq")
+_STRUCT = struct.Struct("<qqiqqqqqqqqqq")
 _new = tuple.__new__  # takes half as long as `_make`
 
 HEADER_SIZE = _STRUCT.size
 """Size of a packed header in bytes."""
-IN_ARENA = -2
-"""Value of `segment` for a chunk that was written into the arena of its batch (chunk_arena.py)."""
 NOT_MEASURED = -1
 """Value of `fetch_cpu` and `collate_cpu` if the CPU time of the batch was not measured."""
 MEASURE_CPU_EVERY = 8
@@ -24,8 +22,6 @@ MEASURE_CPU_EVERY = 8
 three system calls, which took 3 % of the time of tiny batches when every batch was measured."""
 MEASURE_NS = 500_000
 """If a batch took at least this long to produce, in ns, the next one is always measured."""
-PICKLED = -1
-"""Value of `layout` for a batch without a layout: the extras contain an object pickled by serialize.py."""
 
 
 class BatchHeader(NamedTuple):
@@ -35,14 +31,12 @@ class BatchHeader(NamedTuple):
     """Number of the epoch that the batch belongs to."""
     number: int
     """Batch number within the epoch; for a chunk, its job number."""
-    layout: int
-    """Id of the layout among the worker's layouts, or `PICKLED`."""
     segment: int
-    """Number of the worker's segment, `segment.NO_SEGMENT` if the batch is not in a segment, or `IN_ARENA`."""
+    """Number of the worker's segment, or `segment.NO_SEGMENT` if the batch is not in a segment."""
     nbytes: int
     """Size of the arrays in bytes."""
-    extras_nbytes: int
-    """Size of the pickled extras (parts that are not arrays) in bytes."""
+    skeleton_nbytes: int
+    """Size of the skeleton in bytes: the pickled parts that are not arrays."""
     samples: int
     fetch_begin: int
     fetch_end: int

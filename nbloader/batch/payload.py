@@ -7,23 +7,18 @@ A batch arrives from a worker process, is produced in this process, or is joined
 
 from __future__ import annotations
 
-import itertools
-import pickle
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from nbloader._util.system import current_process
 from nbloader.batch.header import (
     HEADER_SIZE,
-    IN_ARENA,
     NOT_MEASURED,
-    PICKLED,
     BatchHeader,
     pack_header,
     unpack_header,
 )
-from nbloader.batch.rebuild import SMALL, Build, CopyOut, builder, delivered_builder
-from nbloader.batch.serialize import load_object
+from nbloader.batch.serialize import SMALL, load_object
 from nbloader.shm.segment import NO_SEGMENT
 
 if TYPE_CHECKING:
@@ -86,14 +81,6 @@ class BatchPayload(BatchOutcome, Protocol):
         """The transfer of the batch from another machine; None if it was produced on this machine."""
 
     @property
-    def in_arena(self) -> bool:
-        """Whether the payload is a chunk in the arena of its batch, so that only the arena can build it."""
-
-    @property
-    def extras(self) -> list[Any]:
-        """The parts of the batch that are not arrays."""
-
-    @property
     def mapping(self) -> Any:
         """The whole segment that contains the opened batch; None if the batch is not in a segment."""
 
@@ -110,73 +97,6 @@ class PayloadSource(Protocol):
     worker: int
     pid: int
     segments: SegmentReader
-    layouts: dict[int, Layout]
-
-
-class Arena(Protocol):
-    """The memory into which the chunks of one batch were written side by side (chunk_arena.py)."""
-
-    @property
-    def mapping(self) -> Any:
-        """The whole segment once the batch has been opened on it; None if the arena is not a segment."""
-
-    def open(self, chunks: Sequence[BatchPayload]) -> Any:
-        """Build the batch from all of its chunks."""
-
-    def deliver(self, chunks: Sequence[BatchPayload]) -> Any:
-        """See `BatchPayload.deliver`."""
-
-    def read(self, chunk: BatchPayload, start: int) -> Any:
-        """Build one chunk.
-
-        Args:
-            chunk: The chunk.
-            start: Position of its first sample in the batch.
-        """
-
-    def give_back(self) -> None:
-        """Release the arena after all chunks have arrived, when nobody will read it any more."""
-
-
-class Layout:
-    """A layout of batches from one worker. It is unpickled when the first of these batches is opened.
-
-    Args:
-        tree: The pickled layout.
-        output: "torch" or "numpy": what the arrays of a batch become.
-    """
-
-    __slots__ = ("_delivered", "_output", "_private", "_shared", "tree")
-
-    def __init__(self, tree: Any, output: str) -> None:
-        self.tree = tree
-        """The pickled layout."""
-        self._output = output
-        self._shared: Build | None = None
-        self._private: Build | None = None
-        self._delivered: Build | None = None
-
-    def deliver(self, memory: Any, extras: list[Any], copy_out: CopyOut) -> Any:
-        """Build a batch from its extras, from views of its memory, and from copies of small arrays.
-
-        Args:
-            memory: The memory of the batch, in a segment.
-            extras: Its extras.
-            copy_out: The same function in each call.
-        """
-        if self._delivered is None:
-            self._delivered = delivered_builder(pickle.loads(self.tree), self._output, copy_out, shared=True)
-        return self._delivered(memory, extras)
-
-    def build_on(self, memory: Any, extras: list[Any]) -> Any:
-        """Build a batch from views of its memory and from its extras."""
-        if type(memory) is bytearray:
-            if self._private is None:
-                self._private = builder(pickle.loads(self.tree), self._output)
-            return self._private(memory, extras)
-        if self._shared is None:
-            self._shared = builder(pickle.loads(self.tree), self._output, shared=True)
-        return self._shared(memory, extras)
 
 
 class _Payload:
@@ -190,7 +110,7 @@ class _Payload:
         transport: How the batch was transported.
     """
 
-    __slots__ = ("header", "in_arena", "nbytes", "pid", "produce_ns", "received", "samples", "transport", "worker")
+    __slots__ = ("header", "nbytes", "pid", "produce_ns", "received", "samples", "transport", "worker")
     failed = False
     empty = False
     transfer: NodeTransfer | None = None
@@ -201,14 +121,12 @@ class _Payload:
         self.pid = pid
         self.received = received
         self.transport = transport
-        self.in_arena = False
-        """Whether the payload is a chunk in the arena of its batch."""
         (
-            _epoch, _number, _layout, _segment, nbytes, extras_nbytes, samples, fetch_begin, _fetch_end, collate_end,
+            _epoch, _number, _segment, nbytes, skeleton_nbytes, samples, fetch_begin, _fetch_end, collate_end,
             _fetch_cpu, _collate_cpu, _slowest, _slowest_ns,
         ) = header  # unpacked at once: each attribute of a named tuple takes 35 ns  # fmt: skip
         self.samples = samples
-        self.nbytes = nbytes + extras_nbytes
+        self.nbytes = nbytes + skeleton_nbytes
         self.produce_ns = collate_end - fetch_begin
 
 
@@ -216,7 +134,7 @@ class PayloadParts(NamedTuple):
     """The parts of a batch as they came from a worker process, for sending them to another machine."""
 
     header: bytes
-    extras: bytes
+    skeleton: bytes
     inline: bytes | None
     """The arrays of a small batch; None if they are in a segment."""
     segment: Any
@@ -224,36 +142,32 @@ class PayloadParts(NamedTuple):
 
 
 class SegmentPayload(_Payload):
-    """A batch or chunk from a worker process: in a segment of the worker, in the frame, or in the arena of its batch.
+    """A batch or chunk from a worker process: in a segment of the worker, or in the frame.
 
     Args:
         source: The worker that sent the batch.
-        body: The frame: header, extras, and the arrays of a small batch.
+        body: The frame: header, skeleton, and the arrays of a small batch.
         received: `perf_counter_ns` time at which the batch was received.
     """
 
-    __slots__ = ("_extras", "_memory", "_segments", "layout")
+    __slots__ = ("_memory", "_segments", "_skeleton")
 
     def __init__(self, source: PayloadSource, body: Any, received: int) -> None:
         header = unpack_header(body)
-        layout, segment, extras_nbytes = header.layout, header.segment, header.extras_nbytes
+        segment = header.segment
         transport = "segment"
         if segment == NO_SEGMENT:
-            transport = "inline" if header.nbytes or not extras_nbytes else "pickle"
+            transport = "inline" if header.nbytes else "pickle"
         super().__init__(header, source.worker, source.pid, received, transport)
-        self.in_arena = segment == IN_ARENA
-        end = HEADER_SIZE + extras_nbytes
-        self._extras = body[HEADER_SIZE:end]
+        end = HEADER_SIZE + header.skeleton_nbytes
+        self._skeleton = body[HEADER_SIZE:end]
         self._segments = source.segments
         self._memory = source.segments.store(memoryview(body)[end:]) if segment == NO_SEGMENT else None
-        self.layout = None if layout == PICKLED else source.layouts[layout]
 
     def open(self) -> Any:
         """Build the batch on the memory in which it arrived, and which it holds until it is garbage-collected."""
         self._borrow()
-        if self.layout is None:
-            return load_object(self._extras, self._memory)
-        return self.layout.build_on(self._memory, self.extras)
+        return load_object(self._skeleton, self._memory)
 
     def deliver(self) -> Any:
         """See `BatchPayload`."""
@@ -261,22 +175,15 @@ class SegmentPayload(_Payload):
         if number == NO_SEGMENT or nbytes <= SMALL:
             return self.open()
         self._borrow()
-        if self.layout is None:
-            return load_object(self._extras, self._memory, self._segments.store)
         if type(self._memory) is bytearray:  # so many batches are kept that they are copied
             return self.open()
-        return self.layout.deliver(self._memory, self.extras, self._segments.store)
+        return load_object(self._skeleton, self._memory, self._segments.store)
 
     def _borrow(self) -> None:
         """Provide the memory of the batch, which it holds until it is garbage-collected."""
         if self._memory is None:
             self._memory = self._segments.view(self.header.segment, self.header.nbytes)
             self._segments.lend(self.header.segment, self._memory)
-
-    @property
-    def extras(self) -> list[Any]:
-        """The parts of the batch that are not arrays."""
-        return pickle.loads(self._extras) if self._extras else []
 
     @property
     def mapping(self) -> Any:
@@ -288,11 +195,11 @@ class SegmentPayload(_Payload):
         """Return the parts of a batch that has not been opened. The caller must see that the segment is discarded."""
         segment = None if self._memory is not None else self._segments.mapping(self.header.segment)
         inline = None if self._memory is None else bytes(self._memory)
-        return PayloadParts(pack_header(*self.header), bytes(self._extras), inline, segment)
+        return PayloadParts(pack_header(*self.header), bytes(self._skeleton), inline, segment)
 
     def discard(self) -> None:
         """Release the segment: immediately, or (after `open`) when nobody views the batch any more."""
-        if self._memory is None and not self.in_arena:
+        if self._memory is None:
             self._segments.discard(self.header.segment)
 
 
@@ -300,29 +207,17 @@ class LocalPayload(_Payload):
     """A batch that was produced in this process, by a worker thread or inline.
 
     Args:
-        batch: The batch; None for a chunk in an arena.
+        batch: The batch.
         header: Size and cost of the batch.
         worker: Id of the worker that produced the batch; -1 if no worker did.
-        in_arena: Whether it is a chunk that was written into the arena of its batch.
-        extras: The parts of a chunk in an arena that are not arrays.
     """
 
-    __slots__ = ("_batch", "extras")
+    __slots__ = ("_batch",)
     mapping = None
 
-    def __init__(
-        self,
-        batch: Any,
-        header: BatchHeader,
-        worker: int,
-        *,
-        in_arena: bool = False,
-        extras: list[Any] | None = None,
-    ) -> None:
+    def __init__(self, batch: Any, header: BatchHeader, worker: int) -> None:
         super().__init__(header, worker, current_process.pid, header.collate_end, "local")
-        self.in_arena = in_arena
         self._batch = batch
-        self.extras = extras or []
 
     def open(self) -> Any:
         """Return the batch."""
@@ -349,33 +244,24 @@ class JoinedPayload(_Payload):
 
     Args:
         parts: The chunks that have samples.
-        join: Joins the built chunks; used unless `is_contiguous`.
-        arena: The memory into which workers wrote the chunks side by side; None if each chunk has separate memory.
-        complete: Whether `parts` contains every chunk of the batch, that is, no chunk is empty.
+        join: Joins the built chunks into one batch.
+        calls_user_code: Whether `join` calls a function of the user.
     """
 
-    __slots__ = ("_arena", "_batch", "_chunks", "_complete", "_join", "_starts", "transfer")
+    __slots__ = ("_batch", "_chunks", "_join", "calls_user_code", "transfer")
+    mapping = None
 
-    def __init__(
-        self,
-        parts: Sequence[ChunkPart],
-        join: Callable[[list[Any]], Any],
-        arena: Arena | None,
-        *,
-        complete: bool,
-    ) -> None:
-        self._starts = [part.start for part in parts]
+    def __init__(self, parts: Sequence[ChunkPart], join: Callable[[list[Any]], Any], *, calls_user_code: bool) -> None:
+        self.calls_user_code = calls_user_code
         self._chunks = [part.payload for part in parts]
         self._join = join
-        self._arena = arena
-        self._complete = complete
         self._batch: Any = None
         headers = [chunk.header for chunk in self._chunks]
         longest = max(parts, key=lambda part: part.payload.header.slowest_ns)
         slowest = longest.payload.header
         header = headers[0]._replace(
             nbytes=sum(header.nbytes for header in headers),
-            extras_nbytes=sum(header.extras_nbytes for header in headers),
+            skeleton_nbytes=sum(header.skeleton_nbytes for header in headers),
             samples=sum(header.samples for header in headers),
             fetch_begin=min(header.fetch_begin for header in headers),
             fetch_end=max(header.fetch_end for header in headers),
@@ -391,53 +277,21 @@ class JoinedPayload(_Payload):
         arrived = max(self._chunks, key=lambda chunk: chunk.received)
         self.transfer = arrived.transfer  # of the chunk that arrived last
 
-    @property
-    def extras(self) -> list[Any]:
-        """The parts of the batch that are not arrays, from all chunks."""
-        return list(itertools.chain.from_iterable(chunk.extras for chunk in self._chunks))
-
-    @property
-    def mapping(self) -> Any:
-        """The segment of the arena that the opened batch was written into; None if there is no such segment."""
-        return None if self._arena is None else self._arena.mapping
-
-    @property
-    def is_contiguous(self) -> bool:
-        """Whether all chunks lie in one arena, so that `open` copies nothing and calls no user code."""
-        return self._arena is not None and self._complete and all(chunk.in_arena for chunk in self._chunks)
-
     def open(self) -> Any:
-        """Build the batch from its chunks. Later calls return the same batch."""
-        return self._built(delivered=False)
-
-    def deliver(self) -> Any:
-        """See `BatchPayload`. Later calls return the same batch."""
-        return self._built(delivered=True)
-
-    def _built(self, *, delivered: bool) -> Any:
+        """Build the batch from its chunks, with one copy. Later calls return the same batch."""
         if self._chunks:
-            self._batch = self._build(delivered=delivered)
+            self._batch = self._join([chunk.open() for chunk in self._chunks])
             self._chunks = []
         return self._batch
 
-    def _build(self, *, delivered: bool) -> Any:
-        if self._arena is not None and self.is_contiguous:
-            return (self._arena.deliver if delivered else self._arena.open)(self._chunks)
-        parts = [
-            self._arena.read(chunk, start) if self._arena is not None and chunk.in_arena else chunk.open()
-            for start, chunk in zip(self._starts, self._chunks, strict=True)
-        ]
-        batch = self._join(parts)
-        if self._arena is not None:
-            self._arena.give_back()
-        return batch
+    def deliver(self) -> Any:
+        """See `open`: the arrays of a joined batch have memory of their own."""
+        return self.open()
 
     def discard(self) -> None:
         """Release the memory of the chunks."""
         for chunk in self._chunks:
             chunk.discard()
-        if self._arena is not None and self._chunks:
-            self._arena.give_back()
 
 
 def _sum_if_measured(times: list[int]) -> int:

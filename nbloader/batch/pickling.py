@@ -17,7 +17,6 @@ from typing import Any, ClassVar, Protocol
 import cloudpickle
 import numpy as np
 
-from nbloader.batch.rebuild import in_shared_memory
 from nbloader.shm import memmap
 
 REPLACED_FILE_NAME = "<dynamic-code>"
@@ -26,20 +25,31 @@ SPAWNED_MAIN = "__mp_main__"
 """Module name of the main program in a process spawned by `multiprocessing`. Workers cannot import it."""
 
 
-def rebuild_tensor(buffer: Any, dtype: str, shape: tuple[int, ...]) -> Any:
+def in_shared_memory() -> bool:
+    """Return True. Replaces `is_shared()` of storages in nbloader's shared memory.
+
+    torch itself recognizes only shared memory that it has mapped, which would take a file descriptor and a mapping for
+    each tensor.
+    """
+    return True
+
+
+def rebuild_tensor(buffer: Any, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...] | None = None) -> Any:
     """Create a tensor on the memory of a buffer, which must be writable.
 
     Args:
         buffer: The memory of the tensor.
         dtype: For example "torch.float32".
         shape: The shape of the tensor.
+        strides: The strides of the tensor, in elements; None if it is contiguous.
     """
     import torch
 
     kind = getattr(torch, dtype.removeprefix("torch."))
     if not memoryview(buffer).nbytes:
         return torch.empty(shape, dtype=kind)
-    tensor: Any = torch.frombuffer(buffer, dtype=kind).view(shape)
+    flat: Any = torch.frombuffer(buffer, dtype=kind)
+    tensor = flat.view(shape) if strides is None else flat.as_strided(shape, strides)
     if isinstance(memoryview(buffer).obj, ctypes.Array):  # a batch in shared memory; a dataset's file is an `mmap`
         tensor.untyped_storage().is_shared = in_shared_memory
     return tensor
@@ -102,23 +112,22 @@ class Pickler(CodePickler):
     """Like `CodePickler`, but reduces dense tensors to their memory: ten times as fast, without copying buffers."""
 
     def reducer_override(self, obj: Any) -> Any:
-        """Reduce a tensor to (memory, dtype, shape)."""
+        """Reduce a tensor to its memory, dtype, shape and strides."""
         if type(obj) is np.ndarray:
             return NotImplemented  # NumPy's own reduction is right; asking cloudpickle first takes longer
         if type(obj) is np.memmap:
             return memmap.reduce(obj) or np.asarray(obj).__reduce_ex__(5)
         torch = sys.modules.get("torch")
         if torch is not None and type(obj) is torch.Tensor and is_plain(torch, obj):
+            contiguous, strides = _in_memory_order(obj)
             try:
-                array = obj.numpy()
+                array = contiguous.numpy()
             except TypeError:  # bfloat16, float8_...: unknown to NumPy
-                flat = obj.contiguous().view(-1)
+                flat = contiguous.view(-1)
                 if flat.stride(0) != 1:  # torch considers a single expanded element contiguous
                     flat = flat.clone(memory_format=torch.contiguous_format)
                 array = flat.view(torch.uint8).numpy()
-            if not array.flags.c_contiguous:
-                array = np.ascontiguousarray(array)
-            return rebuild_tensor, (pickle.PickleBuffer(array), str(obj.dtype), tuple(obj.shape))
+            return rebuild_tensor, (pickle.PickleBuffer(array), str(obj.dtype), tuple(obj.shape), strides)
         if torch is not None and isinstance(obj, torch.Tensor) and obj.device.type not in ("cpu", "meta"):
             raise DeviceTensorError(
                 f"a tensor on {obj.device} cannot be sent between processes: workers do not use the accelerator. Let "
@@ -136,6 +145,22 @@ def is_plain(torch: Any, tensor: Any) -> bool:
         and not (tensor.requires_grad or tensor.is_quantized or tensor.is_nested or tensor.is_conj() or tensor.is_neg())
         and (tensor.is_contiguous() or tensor.nbytes <= tensor.untyped_storage().nbytes())  # not expanded
     )
+
+
+def _in_memory_order(tensor: Any) -> tuple[Any, tuple[int, ...] | None]:
+    """Return the elements of a tensor as a contiguous tensor, without a copy if the tensor has no gaps.
+
+    Returns:
+        The contiguous tensor, and the strides with which its memory becomes the tensor again. The strides are None if
+        the tensor is contiguous, and if it has gaps, as a slice does: then it becomes contiguous.
+    """
+    if not tensor.is_contiguous():
+        outermost_first = sorted(range(tensor.ndim), key=tensor.stride, reverse=True)
+        permuted = tensor.permute(outermost_first)
+        if permuted.is_contiguous():
+            return permuted, tensor.stride()
+        return tensor.contiguous(), None
+    return tensor, None
 
 
 class Writable(Protocol):

@@ -1,10 +1,7 @@
-"""Batches as trees of containers and leaves, for the modules that collate, build, copy or join batches.
+"""Batches as trees of containers and leaves, for the modules that convert, move or join batches.
 
-- A `Container` takes one level of a batch apart and puts it together again. `map_leaves` (used to move batches to a
-  device and to pin them) and `merge` (joins chunks) are based on it.
-- The layout nodes describe a collated batch without its data: the offset of each array in the batch's memory, and the
-  types of the containers. collate.py creates layouts; layout_cache.py and rebuild.py compile them into functions that
-  write and build batches.
+A `Container` takes one level of a batch apart and puts it together again. `map_leaves` (used to move batches to a
+device and to pin them) and `merge` (joins chunks) are based on it.
 """
 
 from __future__ import annotations
@@ -12,175 +9,14 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
-import math
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, MutableSequence, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, MutableSequence, Sequence
+from typing import Any
 
 import numpy as np
 
-# ---- layouts: the structure of a collated batch ---------------------------------------------------------------------
-# These are not dataclasses: creating a dataclass takes 0.25 ms, which would delay the start of each worker.
-
-
-class Node:
-    """A node of a layout. Two nodes are equal if they have the same type and equal fields."""
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and vars(other) == vars(self)
-
-    def __hash__(self) -> int:
-        return hash((type(self), *vars(self).values()))
-
-    def __repr__(self) -> str:
-        fields = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
-        return f"{type(self).__name__}({fields})"
-
-
-class ArrayNode(Node):
-    """An array (or tensor) in the batch's memory.
-
-    Args:
-        offset: Offset in the memory, in bytes.
-        shape: Shape of the array.
-        dtype: NumPy's string for the dtype, such as "<f4".
-        torch_dtype: Name of the torch dtype, such as "bfloat16", if the samples are tensors, otherwise None.
-    """
-
-    def __init__(self, offset: int, shape: tuple[int, ...], dtype: str, torch_dtype: str | None) -> None:
-        self.offset = offset
-        self.shape = shape
-        self.dtype = dtype
-        self.torch_dtype = torch_dtype
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the array in bytes."""
-        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
-
-
-class ExtraNode(Node):
-    """A leaf that is not an array, such as a list of strings. It is sent separately from the memory.
-
-    Args:
-        position: Position of the leaf in the list of extras.
-    """
-
-    def __init__(self, position: int) -> None:
-        self.position = position
-
-
-class ListNode(Node):
-    """A list.
-
-    Args:
-        children: One node per item.
-    """
-
-    def __init__(self, children: tuple[LayoutNode, ...]) -> None:
-        self.children = children
-
-    def columns(self, values: Sequence[Any]) -> Iterable[Sequence[Any]]:
-        """Return one sequence per child: the child's values in several such containers."""
-        return zip(*values, strict=True)
-
-    def make(self, parts: Iterable[Any]) -> Any:
-        """Construct the container from its children."""
-        return list(parts)
-
-
-class DictNode(Node):
-    """A dict.
-
-    Args:
-        keys: The keys, in the order of the dict.
-        children: One node per key.
-    """
-
-    def __init__(self, keys: tuple[Any, ...], children: tuple[LayoutNode, ...]) -> None:
-        self.keys = keys
-        self.children = children
-
-    def columns(self, values: Sequence[Any]) -> Iterable[Sequence[Any]]:
-        """Return one sequence per child: the child's values in several such containers."""
-        return [[value[key] for value in values] for key in self.keys]
-
-    def make(self, parts: Iterable[Any]) -> Any:
-        """Construct the container from its children."""
-        return dict(zip(self.keys, parts, strict=True))
-
-
-class NamedTupleNode(Node):
-    """A named tuple.
-
-    Args:
-        cls: The class.
-        children: One node per field.
-    """
-
-    def __init__(self, cls: type, children: tuple[LayoutNode, ...]) -> None:
-        self.cls = cls
-        self.children = children
-
-    def columns(self, values: Sequence[Any]) -> Iterable[Sequence[Any]]:
-        """Return one sequence per child: the child's values in several such containers."""
-        return zip(*values, strict=True)
-
-    def make(self, parts: Iterable[Any]) -> Any:
-        """Construct the container from its children."""
-        return self.cls(*parts)
-
-
-class DataclassNode(Node):
-    """A dataclass, constructed with the fields that its `__init__` takes.
-
-    Args:
-        cls: The class.
-        names: Names of the fields.
-        children: One node per field.
-    """
-
-    def __init__(self, cls: type, names: tuple[str, ...], children: tuple[LayoutNode, ...]) -> None:
-        self.cls = cls
-        self.names = names
-        self.children = children
-
-    def columns(self, values: Sequence[Any]) -> Iterable[Sequence[Any]]:
-        """Return one sequence per child: the child's values in several such containers."""
-        return [[getattr(value, name) for value in values] for name in self.names]
-
-    def make(self, parts: Iterable[Any]) -> Any:
-        """Construct the container from its children."""
-        return self.cls(**dict(zip(self.names, parts, strict=True)))
-
-
-ContainerNode: TypeAlias = "ListNode | DictNode | NamedTupleNode | DataclassNode"
-LayoutNode: TypeAlias = "ArrayNode | ExtraNode | ContainerNode"
-
-
-def arrays_of(layout: LayoutNode) -> Iterator[ArrayNode]:
-    """Yield the arrays of a layout, in the order in which they were planned."""
-    if isinstance(layout, ArrayNode):
-        yield layout
-    elif not isinstance(layout, ExtraNode):
-        for child in layout.children:
-            yield from arrays_of(child)
-
-
-def map_arrays(layout: LayoutNode, change: Callable[[ArrayNode], ArrayNode]) -> LayoutNode:
-    """Return a copy of a layout, with `change` applied to each array in the order of `arrays_of`."""
-    if isinstance(layout, ArrayNode):
-        return change(layout)
-    if isinstance(layout, ExtraNode):
-        return layout
-    children = tuple([map_arrays(child, change) for child in layout.children])
-    changed = copy.copy(layout)
-    changed.children = children
-    return changed
-
-
-# ---- batches --------------------------------------------------------------------------------------------------------
+from nbloader._util.signals import raised_by_handler
 
 
 class Container(ABC):
@@ -327,17 +163,31 @@ def merge(parts: Sequence[Any]) -> Any:
         return np.concatenate(parts)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(first, torch.Tensor):
-        return torch.cat(tuple(parts))
+        return _concatenated(torch, parts)
     if isinstance(first, (list, tuple)) and not hasattr(first, "_fields") and _of_text(first):
         return type(first)(itertools.chain.from_iterable(parts))
     if dataclasses.is_dataclass(first) and not isinstance(first, type):  # constructed by `__init__`, as in collation
-        names = tuple(field.name for field in dataclasses.fields(first) if field.init)
-        node = DataclassNode(type(first), names, ())
-        return node.make([merge(column) for column in node.columns(parts)])
+        names = [field.name for field in dataclasses.fields(first) if field.init]
+        return type(first)(**{name: merge([getattr(part, name) for part in parts]) for name in names})
     container = container_of(first)
     if container is None:
         raise TypeError(f"chunks that hold {type(first).__name__} cannot be joined into one batch: omit chunk_size")
     return container.make([merge(column) for column in container.columns(parts)])
+
+
+def _concatenated(torch: Any, tensors: Sequence[Any]) -> Any:
+    """Concatenate tensors, in memory of NumPy if possible.
+
+    torch's own allocations leave gaps when large and small ones alternate: a program that keeps only the labels of its
+    batches would need as much memory as if it kept the images, too.
+    """
+    if {*map(type, tensors)} == {torch.Tensor} and len({tensor.dtype for tensor in tensors}) == 1:
+        try:
+            return torch.from_numpy(np.concatenate([tensor.numpy() for tensor in tensors]))
+        except (TypeError, RuntimeError, ValueError) as error:  # torch joins them, or raises its own error
+            if raised_by_handler(error):
+                raise
+    return torch.cat(tuple(tensors))
 
 
 def _of_text(sequence: Sequence[Any]) -> bool:

@@ -1,7 +1,6 @@
 """Gathers batches of in-memory array datasets by one indexing operation per array, instead of sample by sample.
 
-    select(dataset, indices) -> Selection: which rows of which arrays -> to_batch() in this process
-                                                                      -> layout, fill(memory) in a worker process
+    select(dataset, indices) -> Selection: which rows of which arrays -> collate(target)
 
 A shuffled batch of 1,024 rows of 32 floats takes 20 us this way, and 2,300 us with `dataset[i]` and stacking.
 
@@ -13,6 +12,7 @@ differ, as with a tensor that requires a gradient or an index out of range, the 
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -20,11 +20,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from nbloader._util.signals import raised_by_handler
-from nbloader.batch.collate import NUMPYS_OWN
-from nbloader.batch.pytree import ArrayNode, DictNode, ExtraNode, LayoutNode, ListNode
-from nbloader.batch.rebuild import Memory
+from nbloader.batch.collate import NUMPYS_OWN, ArrayTarget
 from nbloader.sampling.index_arrays import IndexArray
-from nbloader.shm.segment import aligned
 
 
 class Column(NamedTuple):
@@ -69,86 +66,24 @@ class Selection:
         """Number of samples."""
         return self.size
 
-    def to_batch(self, output: str) -> tuple[Any, int]:
-        """Gather the batch.
-
-        Args:
-            output: "torch" or "numpy": what the arrays of the batch become.
-
-        Returns:
-            The batch, and the size of its arrays in bytes.
-        """
-        sizes: list[int] = []
-        return _gather(self._structure, output, sizes), sum(sizes)
-
-    def plan(self) -> MemoryPlan:
-        """Plan how to write the batch into memory."""
-        return MemoryPlan(self._structure)
+    def collate(self, target: ArrayTarget) -> Any:
+        """Gather the batch; see `collate_samples`."""
+        return _gather(self._structure, target)
 
 
-class MemoryPlan:
-    """Memory locations of the arrays of a selection, with the interface of `collate.Plan`.
-
-    Args:
-        structure: The structure of the selection.
-
-    Attributes:
-        tree: The layout of the batch.
-        extras: The parts of the batch that are not arrays.
-        nbytes: Size of the memory that the batch needs.
-    """
-
-    __slots__ = ("_columns", "extras", "nbytes", "tree")
-
-    def __init__(self, structure: _Structure) -> None:
-        self._columns: list[tuple[Column, ArrayNode]] = []
-        self.extras: list[Any] = []
-        self.nbytes = 0
-        self.tree: LayoutNode = self._layout(structure)
-
-    def _layout(self, structure: _Structure) -> LayoutNode:
-        if isinstance(structure, Column):
-            array, rows, torch_dtype = structure
-            shape = array.shape if rows is None else (len(rows), *array.shape[1:])
-            node = ArrayNode(self.nbytes, shape, array.dtype.str, torch_dtype)
-            self.nbytes += aligned(node.nbytes)
-            self._columns.append((structure, node))
-            return node
-        if isinstance(structure, Texts):
-            self.extras.append(structure.values)
-            return ExtraNode(len(self.extras) - 1)
-        if isinstance(structure, dict):
-            return DictNode(tuple(structure), tuple([self._layout(part) for part in structure.values()]))
-        return ListNode(tuple([self._layout(part) for part in structure]))
-
-    def fill(self, memory: Memory) -> None:
-        """Gather the rows into `memory`, which must hold at least `nbytes` bytes."""
-        for (array, rows, _torch_dtype), node in self._columns:
-            out: Any = np.ndarray(node.shape, array.dtype, memory, node.offset)
-            if rows is None:
-                out[...] = array
-            else:
-                array.take(rows, 0, out, "clip")  # with "raise", NumPy gathers into a buffer first
-
-
-def _gather(structure: _Structure, output: str, sizes: list[int]) -> Any:
+def _gather(structure: _Structure, target: ArrayTarget) -> Any:
     if isinstance(structure, Column):
         array, rows, torch_dtype = structure
-        out = array.copy() if rows is None else array.take(rows, 0, None, "clip")
-        sizes.append(out.nbytes)
-        return out if output == "numpy" else _tensor(out, torch_dtype)
+        if rows is None:
+            return target.place(array.shape, array.dtype, lambda out: np.copyto(out, array), torch_dtype)
+        # With "raise", NumPy gathers into a buffer first.
+        take = functools.partial(array.take, rows, 0, mode="clip")
+        return target.place((len(rows), *array.shape[1:]), array.dtype, lambda out: take(out=out), torch_dtype)
     if isinstance(structure, Texts):
         return structure.values
     if isinstance(structure, dict):
-        return {key: _gather(part, output, sizes) for key, part in structure.items()}
-    return [_gather(part, output, sizes) for part in structure]
-
-
-def _tensor(array: Any, torch_dtype: str | None) -> Any:
-    import torch
-
-    tensor = torch.from_numpy(array)
-    return tensor if torch_dtype is None or torch_dtype in NUMPYS_OWN else tensor.view(getattr(torch, torch_dtype))
+        return {key: _gather(part, target) for key, part in structure.items()}
+    return [_gather(part, target) for part in structure]
 
 
 # ---- recognizing datasets -------------------------------------------------------------------------------------------

@@ -1,30 +1,46 @@
-"""Serializes batches of any type, which a custom `collate_fn` returned, with their arrays out of band.
+"""The format in which a batch travels: a pickled skeleton, and one block of memory with its arrays.
 
-NumPy takes ten times as long to pickle an array as to report its address. So the arrays and tensors that are easy to
-find (the object itself, and up to two levels of lists, tuples and dicts below it) are replaced by placeholders before
-pickling. On loading, `pickle` requests the next buffer for each placeholder and is given the finished array. Arrays of
-the same form are copied with one call.
+    PlannedArrays.encode(batch) or encode_object(batch) -> EncodedBatch: skeleton, write(memory)   in a worker process
+                       load_object(skeleton, memory) -> the batch, whose arrays lie in the memory   in the notebook
 
-For a batch of 32 arrays with strings and nested lists, `dump_object` takes 80 us (114 us if each array is copied
+The skeleton is the pickle of the batch, in which the arrays and tensors are replaced by placeholders (out-of-band
+buffers of pickle's protocol 5), and the place, shape and dtype of each array. On loading, `pickle` requests the next
+buffer for each placeholder and is given the finished array.
+
+- Samples that nbloader collates are stacked straight into the memory (`PlannedArrays`).
+- In a batch that a `collate_fn` returned, the arrays that are easy to find (the batch itself, and up to two levels of
+  lists, tuples and dicts below it) are extracted before pickling, since NumPy takes ten times as long to pickle an
+  array as to report its address. Arrays of the same form are copied with one call. `pickle` finds the others.
+
+For a batch of 32 arrays with strings and nested lists, `encode_object` takes 80 us (114 us if each array is copied
 separately) and `load_object` 47 us; the dataset and the collate function take 67 us (timed alone, on a slow core).
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import pickle
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, groupby, repeat
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from nbloader.batch.collate import ADDED_TO_NUMPY
-from nbloader.batch.pickling import dump, is_plain
-from nbloader.batch.rebuild import SMALL, CopyOut, Memory, in_shared_memory
-from nbloader.shm.segment import aligned
+from nbloader.batch.collate import ADDED_TO_NUMPY, NotPlannedError, tensor_kind
+from nbloader.batch.pickling import dump, in_shared_memory, is_plain
+from nbloader.shm.segment import SLAB_SIZE, aligned
+
+Memory: TypeAlias = Any
+"""Any object with a writable buffer that NumPy can use as the base of an array: mmap, bytearray, ctypes array."""
+CopyOut: TypeAlias = "Callable[[memoryview], Memory]"
+"""Copies a part of a batch's memory to a buffer of the same size."""
+
+SMALL = SLAB_SIZE
+"""Largest array, in bytes, that is copied out of the memory of a batch that also has larger arrays. Otherwise a program
+that keeps only the labels of a batch would keep the memory of its images."""
 
 PLACEHOLDER = pickle.PickleBuffer(bytearray(1))
 """Replaces each array. `pickle` handles it out of band and, on loading, accepts any object in its place."""
@@ -67,48 +83,120 @@ class Form(NamedTuple):
 
     char: str
     """Type character of the array; "" for a plain buffer."""
-    tensors: bool
-    """Whether the array becomes a tensor."""
+    tensor: str | None
+    """What the array becomes: see `collate.tensor_kind`."""
 
 
 USABLE = 0x0101
 """Required bits of `ndarray.flags.num`: C-contiguous and aligned."""
-BUFFER = Form("", tensors=False)
+BUFFER = Form("", None)
 """A buffer from which `pickle` itself builds an object."""
 
 
 class Run(NamedTuple):
-    """Arrays of the same form that are adjacent in a batch's memory."""
+    """Arrays of the same form that follow each other in a batch's memory."""
 
     form: Form
     starts: list[int]
     """Offset of each array, bytes."""
-    arrays: list[Any]
+    shapes: list[tuple[int, ...]]
 
 
-class PickledObject(NamedTuple):
-    """A pickle and its out-of-band arrays."""
+class EncodedBatch(NamedTuple):
+    """A batch that is ready to be written."""
 
-    data: bytes
-    runs: list[Run]
+    skeleton: bytes
+    """What `load_object` needs in addition to the memory."""
     nbytes: int
     """Memory that the arrays need, bytes."""
-
-    def write(self, memory: Memory) -> None:
-        """Copy the arrays into the memory. The small arrays of a run are joined first: one copy is faster than many."""
-        view = memoryview(memory).cast("B")
-        for _form, starts, arrays in self.runs:
-            data = b"".join(arrays) if len(arrays) > 1 else pickle.PickleBuffer(arrays[0]).raw()
-            view[starts[0] : starts[0] + len(data)] = data
-
-    def message(self) -> bytes:
-        """Return what `load_object` needs in addition to that memory."""
-        runs = [(*form, starts, [array.shape for array in arrays]) for form, starts, arrays in self.runs]
-        return pickle.dumps((self.data, runs), 5)
+    write: Callable[[Memory], None]
+    """Writes the arrays into the memory."""
 
 
-def dump_object(obj: Any) -> PickledObject:
-    """Pickle an object with its arrays out of band."""
+def _skeleton(data: bytes, runs: list[Run], sizes: list[int]) -> bytes:
+    """Return the skeleton.
+
+    Args:
+        data: The pickle of the batch.
+        runs: Its arrays.
+        sizes: Their sizes, bytes.
+    """
+    mixed = bool(sizes) and min(sizes) <= SMALL < max(sizes)
+    return pickle.dumps((data, mixed, [(*form, starts, shapes) for form, starts, shapes in runs]), 5)
+
+
+class PlannedArrays:
+    """Plans where the arrays of a collated batch lie in its memory: an `ArrayTarget`. They are written later.
+
+    Args:
+        output: "torch" or "numpy": what the arrays become.
+    """
+
+    def __init__(self, output: str) -> None:
+        self._output = output
+        self._runs: list[Run] = []
+        self._planned: list[tuple[int, tuple[int, ...], Any, Callable[[Any], object]]] = []
+        """The offset, shape, dtype and function of each array."""
+        self._sizes: list[int] = []
+        self._nbytes = 0
+        self._last: tuple[Any, str | None] | None = None
+        """The dtypes of the arrays in the last run."""
+
+    def place(
+        self, shape: tuple[int, ...], dtype: Any, write: Callable[[Any], object], torch_dtype: str | None = None
+    ) -> Any:
+        """See `ArrayTarget`."""
+        if (dtype, torch_dtype) != self._last:
+            self._runs.append(Run(Form(dtype.char, tensor_kind(self._output, torch_dtype)), [], []))
+            self._last = dtype, torch_dtype
+        _form, starts, shapes = self._runs[-1]
+        start, nbytes = self._nbytes, dtype.itemsize * math.prod(shape)
+        self._nbytes = start + aligned(nbytes)
+        self._sizes.append(nbytes)
+        starts.append(start)
+        shapes.append(shape)
+        self._planned.append((start, shape, dtype, write))
+        return PLACEHOLDER
+
+    def stack(self, tensors: Sequence[Any]) -> None:
+        """See `ArrayTarget`. All arrays are placed."""
+
+    def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        """See `ArrayTarget`. The function is called when the batch is loaded."""
+        return _Call(function, args)
+
+    def encode(self, batch: Any) -> EncodedBatch:
+        """Encode the collated batch.
+
+        Raises:
+            NotPlannedError: A list of strings contains other objects, which have buffers of their own.
+        """
+        buffers: list[pickle.PickleBuffer] = []
+        data = dump(batch, buffers.append)
+        if len(buffers) != len(self._planned):
+            raise NotPlannedError
+        return EncodedBatch(_skeleton(data, self._runs, self._sizes), self._nbytes, self._write)
+
+    def _write(self, memory: Memory) -> None:
+        for start, shape, dtype, write in self._planned:
+            write(np.ndarray(shape, dtype, memory, start))
+
+
+class _Call:
+    """Unpickled as the result of a function."""
+
+    __slots__ = ("_args", "_function")
+
+    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self._function = function
+        self._args = args
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self._function, self._args
+
+
+def encode_object(obj: Any) -> EncodedBatch:
+    """Encode a batch of any type."""
     extractor = _ArrayExtractor()
     remainder = extractor.extract(obj)
     buffers: list[pickle.PickleBuffer] = []
@@ -118,16 +206,32 @@ def dump_object(obj: Any) -> PickledObject:
     if not extracted or len(found) != len(buffers):  # pickle has found more buffers
         placed = iter(found)
         found = [next(placed) if buffer is PLACEHOLDER else (BUFFER, buffer.raw()) for buffer in buffers]
-    return PickledObject(data, *_arrange(found))
+    runs, joined, end = _arrange(found)
+    sizes = [array.nbytes for _form, array in found]
+    return EncodedBatch(_skeleton(data, runs, sizes), end, functools.partial(_copy_into, joined))
 
 
-def _arrange(found: list[tuple[Form, Any]]) -> tuple[list[Run], int]:
+def _copy_into(joined: list[tuple[int, list[Any]]], memory: Memory) -> None:
+    """Copy arrays into the memory. The small arrays of a run are joined first: one copy is faster than many.
+
+    Args:
+        joined: Adjacent arrays, with the offset of the first one.
+        memory: The memory.
+    """
+    view = memoryview(memory).cast("B")
+    for start, arrays in joined:
+        data = b"".join(arrays) if len(arrays) > 1 else pickle.PickleBuffer(arrays[0]).raw()
+        view[start : start + len(data)] = data
+
+
+def _arrange(found: list[tuple[Form, Any]]) -> tuple[list[Run], list[tuple[int, list[Any]]], int]:
     """Arrange arrays in memory.
 
     Returns:
-        The runs, in the order of the arrays, and the memory that they need, bytes.
+        The runs, in the order of the arrays; the arrays of each run, with its offset; the memory that they need, bytes.
     """
     runs: list[Run] = []
+    joined: list[tuple[int, list[Any]]] = []
     end = 0
     for form, group in groupby(found, itemgetter(0)):
         arrays = [array for _form, array in group]
@@ -139,9 +243,10 @@ def _arrange(found: list[tuple[Form, Any]]) -> tuple[list[Run], int]:
                 stop = _end_of_run(form, sizes, begin)
             starts = list(accumulate(sizes[begin:stop], initial=aligned(end)))
             end = starts.pop()
-            runs.append(Run(form, starts, arrays[begin:stop]))
+            runs.append(Run(form, starts, [array.shape for array in arrays[begin:stop]]))
+            joined.append((starts[0], arrays[begin:stop]))
             begin = stop
-    return runs, end
+    return runs, joined, end
 
 
 def _end_of_run(form: Form, sizes: list[int], begin: int) -> int:
@@ -154,75 +259,62 @@ def _end_of_run(form: Form, sizes: list[int], begin: int) -> int:
     return len(sizes)
 
 
-def load_object(message: Any, memory: Memory, copy_out: CopyOut | None = None) -> Any:
-    """Rebuild an object pickled by `dump_object`, on the memory to which its arrays were written.
+def load_object(skeleton: Any, memory: Memory, copy_out: CopyOut | None = None) -> Any:
+    """Build a batch on the memory to which its arrays were written.
 
     Args:
-        message: The pickled object.
+        skeleton: The skeleton.
         memory: The memory of its arrays.
         copy_out: Copies small arrays if there are larger ones; None if all arrays are views of the memory.
     """
-    data, runs = pickle.loads(message)
-    if not runs:
-        return pickle.loads(data)
-    view, ndarray = memoryview(memory).cast("B"), np.ndarray
+    data, mixed, runs = pickle.loads(skeleton)
     buffers: list[Any] = []
-    if copy_out is not None and _is_mixed(runs):
-        for char, tensors, starts, shapes in runs:
-            itemsize = np.dtype(char).itemsize if char else 1
-            for begin, shape in zip(starts, shapes, strict=True):
-                part = view[begin : begin + math.prod(shape) * itemsize]
-                own: Memory = part if part.nbytes > SMALL else copy_out(part)
-                if not char:
-                    buffers.append(memoryview(own))
-                    continue
-                array = ndarray(shape, np.dtype(char), own)
-                convert = _tensor if bytearray in (type(own), type(memory)) else _shared_tensor
-                buffers.append(convert(array) if tensors else array)
-        return pickle.loads(data, buffers=buffers)
-    for char, tensors, starts, shapes in runs:
+    for char, tensor, starts, shapes in runs:
+        dtype = np.dtype(char or "B")
+        memories: Iterable[Memory] = repeat(memory)
+        offsets: Iterable[int] = starts
+        if mixed and copy_out is not None:
+            sizes = [math.prod(shape) * dtype.itemsize for shape in shapes]
+            places = [_kept_apart(memory, *place, copy_out) for place in zip(starts, sizes, strict=True)]
+            memories, offsets = zip(*places, strict=True)
         if not char:
-            ((begin,), ((nbytes,),)) = starts, shapes
-            buffers.append(view[begin : begin + nbytes])
-            continue
-        arrays = map(ndarray, shapes, repeat(np.dtype(char)), repeat(memory), starts)
-        if not tensors:
-            buffers.extend(arrays)
+            parts = zip(memories, offsets, shapes, strict=False)
+            buffers += [memoryview(one).cast("B")[start : start + nbytes] for one, start, (nbytes,) in parts]
+        elif tensor is None:
+            buffers += map(np.ndarray, shapes, repeat(dtype), memories, offsets)
         else:
-            buffers.extend(map(_tensor if type(memory) is bytearray else _shared_tensor, arrays))
+            arrays = map(np.ndarray, shapes, repeat(dtype), memories, offsets)
+            buffers += _tensors(arrays, tensor, memories)
     return pickle.loads(data, buffers=buffers)
 
 
-def _is_mixed(runs: Iterable[Any]) -> bool:
-    """Whether there are small arrays and larger ones."""
-    small = large = False
-    for char, _tensors, _starts, shapes in runs:
-        limit = SMALL // np.dtype(char).itemsize if char else SMALL
-        sizes = [*map(math.prod, shapes)]
-        small, large = small or min(sizes) <= limit, large or max(sizes) > limit
-    return small and large
-
-
-def dump_extras(extras: list[Any]) -> bytes:
-    """Pickle the parts of a batch that are not arrays. The result is empty if there are none."""
-    return dump(extras, None) if extras else b""
+def _kept_apart(memory: Memory, start: int, nbytes: int, copy_out: CopyOut) -> tuple[Memory, int]:
+    """Return the memory and the offset of an array, after copying it out of its batch if it is small."""
+    if nbytes > SMALL:
+        return memory, start
+    return copy_out(memoryview(memory).cast("B")[start : start + nbytes]), 0
 
 
 def _form(dtype: Any, *, tensors: bool) -> Form:
     plain = dtype.kind in "biufc" and dtype.isnative and dtype.isbuiltin != ADDED_TO_NUMPY
-    return Form(dtype.char, tensors) if plain else BUFFER
+    return Form(dtype.char, "" if tensors else None) if plain else BUFFER
 
 
-def _tensor(array: Any) -> Any:
+def _tensors(arrays: Iterable[Any], kind: str, memories: Iterable[Memory]) -> list[Any]:
+    """Create tensors on arrays.
+
+    Args:
+        arrays: The arrays.
+        kind: What each of them becomes: see `collate.tensor_kind`.
+        memories: The memory of each array. Any other than a bytearray is shared between processes.
+    """
     import torch
 
-    return torch.from_numpy(array)
-
-
-def _shared_tensor(array: Any) -> Any:
-    tensor = _tensor(array)
-    tensor.untyped_storage().is_shared = in_shared_memory
-    return tensor
+    tensors: list[Any] = [*map(torch.from_numpy, arrays)]
+    for tensor, memory in zip(tensors, memories, strict=False):
+        if type(memory) is not bytearray:
+            tensor.untyped_storage().is_shared = in_shared_memory
+    return [tensor.view(getattr(torch, kind)) for tensor in tensors] if kind else tensors
 
 
 class _ArrayExtractor:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from nbloader._util.rng import mix
 from nbloader.sampling.index_arrays import part_of
-
-if TYPE_CHECKING:
-    from nbloader.batch.payload import Arena
 
 R = TypeVar("R")
 
@@ -66,18 +63,14 @@ class ChunkedBatch(Generic[R]):
         size: Number of samples in a chunk; the last chunk may have fewer.
     """
 
-    __slots__ = ("_outcomes", "arena", "chunks", "missing", "size", "started", "task")
+    __slots__ = ("_outcomes", "chunks", "missing", "size", "task")
 
     def __init__(self, task: Task, size: int) -> None:
         self.task = task
         self.size = size
         self.chunks: list[Task] = []
-        self.started = False
-        """Whether any chunk has been dispatched."""
         self.missing = -(-len(task.indices) // size) or 1
         """Number of chunks that have not arrived. A batch without samples has one chunk."""
-        self.arena: Arena | None = None
-        """The memory into which workers write the chunks side by side (chunk_arena.py)."""
         self._outcomes: dict[int, Any] = {}
 
     def split(self, first_job: int) -> list[Task]:
@@ -113,7 +106,6 @@ class ChunkedBatch(Generic[R]):
     def release(self) -> None:
         """Drop the references to the outcomes after they were joined: their memory now belongs to the joined batch."""
         self._outcomes = dict.fromkeys(self._outcomes)
-        self.arena = None
 
     def discard(self) -> None:
         """Free the memory of a batch that is no longer needed.
@@ -122,7 +114,6 @@ class ChunkedBatch(Generic[R]):
         """
         self._outcomes.clear()
         self.chunks.clear()
-        self.arena = None
 
     def reset(self) -> tuple[list[Task], list[R]]:
         """Mark all chunks as missing.
@@ -134,5 +125,4 @@ class ChunkedBatch(Generic[R]):
         dropped = self.outcomes()
         self._outcomes.clear()
         self.missing = len(self.chunks)
-        self.arena = None
         return again, dropped

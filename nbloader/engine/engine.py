@@ -30,7 +30,7 @@ import time
 import weakref
 from _thread import get_ident
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from nbloader import events as ev
 from nbloader._util.system import current_process
@@ -407,10 +407,7 @@ class Engine:
             self._failures.setdefault((task.epoch, task.number), []).extend(failed)
         if not (outcome.failed or outcome.empty):
             self._group.count_produced(message.uid)
-            chunks = 1
-            if task.parent is not None and self._group.pool is not None:
-                chunks = len(task.parent.chunks)
-                self._group.pool.learn_layout(cast("BatchPayload", outcome))
+            chunks = 1 if task.parent is None else len(task.parent.chunks)
             self._window.observe(outcome.nbytes, outcome.produce_ns, chunks)
             if self._memory.due(outcome.nbytes):
                 self._limit_window()
@@ -813,7 +810,7 @@ class Engine:
     def peek(self, epoch: int, count: int) -> list[tuple[Task, BatchPayload]]:
         """Return up to `count` of the next batches that are ready, without taking them. Never waits for a batch.
 
-        The list ends before a batch whose chunks must be joined, since opening it may call a user-defined `collate_fn`.
+        The list ends before a batch whose chunks are joined by a `collate_fn` of the user.
         """
         return self._exclusively(self._peek, epoch, count)
 
@@ -822,7 +819,7 @@ class Engine:
         state = self._dispatcher.iterations.get(epoch)
         if state is None:
             return []
-        ready = itertools.takewhile(_opens_at_once, state.reorder.peek(count))
+        ready = itertools.takewhile(_opens_without_user_code, state.reorder.peek(count))
         return [(item.task, item.outcome) for item in ready if not (item.outcome.failed or item.outcome.empty)]
 
     def drain_output(self, epoch: int) -> None:
@@ -1228,6 +1225,6 @@ def why_ended(*, closed: bool) -> str:
     return "this iterator was ended by an interrupt: iterate the loader again"
 
 
-def _opens_at_once(ready: Delivery) -> bool:
-    """Return whether `open` builds the batch on existing memory, without having to join chunks."""
-    return not isinstance(ready.outcome, JoinedPayload) or ready.outcome.is_contiguous
+def _opens_without_user_code(ready: Delivery) -> bool:
+    """Return whether `open` builds the batch without calling a function of the user."""
+    return not (isinstance(ready.outcome, JoinedPayload) and ready.outcome.calls_user_code)

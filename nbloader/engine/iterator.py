@@ -356,7 +356,7 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
     def _remember(self, got: Delivery, payload: BatchPayload, requested: int, summed: int | None) -> None:
         task = got.task
         (
-            _epoch, _number, _layout, _segment, nbytes, extras_nbytes, samples, fetch_begin, fetch_end, collate_end,
+            _epoch, _number, _segment, nbytes, skeleton_nbytes, samples, fetch_begin, fetch_end, collate_end,
             fetch_cpu, collate_cpu, slowest, slowest_ns,
         ) = payload.header  # unpacked at once: each attribute of a named tuple takes 35 ns  # fmt: skip
         measured = fetch_cpu != NOT_MEASURED
@@ -367,7 +367,7 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
             fetch_cpu if measured else None, collate_cpu if measured else None, got.in_flight, got.reordering,
             got.ready, index, slowest_ns,
             task.indices[: min(samples, KEPT_INDICES)] if self._batched else (task.indices,),
-            None, self._sampling, extras_nbytes, payload.transfer, summed,
+            None, self._sampling, skeleton_nbytes, payload.transfer, summed,
         )  # fmt: skip
         self._resources.before = (  # set last: `publish` publishes the record if this is set
             self._epoch, task.number, payload.worker, payload.pid, task.attempt, samples, nbytes,

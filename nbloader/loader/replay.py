@@ -23,7 +23,7 @@ from nbloader._util.rng import mix
 from nbloader._util.user_warning import warn
 from nbloader.batch.checksum import checksum
 from nbloader.batch.chunking import join_chunks
-from nbloader.batch.serialize import dump_object, load_object
+from nbloader.batch.serialize import encode_object, load_object
 from nbloader.batch.task import ChunkedBatch, Task
 from nbloader.engine.iterator import name_parts
 from nbloader.errors import NbloaderError, ReplayError
@@ -34,7 +34,6 @@ from nbloader.sampling.epoch_order import EpochOrder, NotKeptError
 from nbloader.sampling.epoch_plan import ChunkSpec
 from nbloader.sampling.index_arrays import as_drawn, part_of
 from nbloader.workers.api import LocalSetup, WorkerOptions
-from nbloader.workers.batch_builder import BatchBuilder
 from nbloader.workers.in_process import (
     OWN_GENERATORS,
     FailedSample,
@@ -47,6 +46,7 @@ from nbloader.workers.in_process import (
 )
 from nbloader.workers.local_producer import NO_WORKER
 from nbloader.workers.messages import BatchDone, WorkerGone, WorkerInitFailed, WorkerInitialized
+from nbloader.workers.producer import Producer
 from nbloader.workers.reachable import holds_generator
 from nbloader.workers.registry import create_kind
 from nbloader.workers.seeding import Seed, Seeding, private
@@ -313,10 +313,10 @@ class ReplayedBatch:
     def _checksum(self, batch: Any) -> int:
         """Return the checksum of a batch that has travelled like the one that was delivered."""
         if self._delivered is not None and self._delivered.pickled:  # objects may lose attributes
-            dumped = dump_object(batch)
-            memory = bytearray(dumped.nbytes)
-            dumped.write(memory)
-            batch = load_object(dumped.message(), memory)
+            encoded = encode_object(batch)
+            memory = bytearray(encoded.nbytes)
+            encoded.write(memory)
+            batch = load_object(encoded.skeleton, memory)
         return checksum(batch)
 
     def sample(self, position: int) -> Any:
@@ -511,12 +511,12 @@ class ReplayedBatch:
         setup = self._setup
         if setup.concurrency:
             return self._produce_async(setup, tasks)
-        builder = BatchBuilder(
+        producer = Producer(
             dataset, setup.collate_fn, LocalStatus(os.getpid(), WorkerState.IDLE), batched=setup.batched,
             output=setup.output, on_error=setup.on_error, worker=NO_WORKER,
         )  # fmt: skip
         seed = self._seed(dataset)
-        return [builder.build_outcome(task, seed) for task in tasks]
+        return [producer.produce_outcome(task, seed) for task in tasks]
 
     # ---- asynchronous datasets --------------------------------------------------------------------------------------
 

@@ -1,1 +1,1 @@
-"""Shared memory: segments and arenas for batches, memory files for datasets, memory-mapped files."""
+"""Shared memory: segments for batches, memory files for datasets, memory-mapped files."""

@@ -11,9 +11,6 @@ for any length of time; such a segment is not written again.
 A batch that arrives inside its message is copied to a slab, which holds several small batches (`SegmentReader.store`).
 So are small arrays of large batches when they are delivered, so that a kept label does not keep the images' segment.
 
-`BlockWriter` and `BlockReader` are the protocols of the two ends. arena.py has the other writer: it creates segments
-that several workers write at the same time.
-
 Segments are memfds: they are not limited by the size of /dev/shm, and nothing is left behind, however a process ends.
 Their memory is allocated when they are created, after a check of the available memory. So exhausted memory raises an
 error here and does not cause a SIGBUS later. Reuse makes segments fast: fresh pages are written at a third of the speed
@@ -35,7 +32,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from nbloader._util.descriptors import close_all, open_into
 from nbloader._util.system import available_memory, cores
@@ -309,58 +306,6 @@ class Block(NamedTuple):
     """A writable buffer."""
 
 
-class BlockWriter(Protocol):
-    """The end that writes batches."""
-
-    def begin(self, nbytes: int) -> Block:
-        """Provide memory for a batch.
-
-        Args:
-            nbytes: Size of the batch in bytes.
-
-        Raises:
-            MemoryError: Not enough memory is left.
-            OSError: The memory cannot be mapped.
-        """
-
-    def commit(self, block: Block) -> None:
-        """Hand a written batch to the reader. The block is reused when the reader has returned it."""
-
-    def abort(self, block: Block) -> None:
-        """Give up a block whose batch was not written; nobody will read it."""
-
-
-class BlockReader(Protocol):
-    """The end that reads batches.
-
-    The memory is provided in two calls, so that the caller can store it in between. If it were lost to an interrupt
-    after `lend`, the segment would be written again although its batch was not delivered.
-    """
-
-    def view(self, number: int, nbytes: int) -> Any:
-        """Provide the memory of a batch, to build arrays on.
-
-        Args:
-            number: Number of the segment.
-            nbytes: Size of the batch in bytes.
-
-        Returns:
-            A buffer of at least `nbytes` bytes: a ctypes array on the segment, or a private copy if so many segments
-            are already lent that the kernel's limit on mappings is near.
-        """
-
-    def lend(self, number: int, memory: Any) -> None:
-        """Return the segment when nobody views its memory any more; immediately if that is a private copy.
-
-        Args:
-            number: Number of the segment.
-            memory: What `view` has returned for the segment.
-        """
-
-    def discard(self, number: int) -> None:
-        """Return a segment whose batch is not needed."""
-
-
 class SegmentWriter:
     """The segments of one worker.
 
@@ -380,7 +325,15 @@ class SegmentWriter:
         self._created = 0
 
     def begin(self, nbytes: int) -> Block:
-        """See `BlockWriter`. A small batch gets a buffer that is sent in its message."""
+        """Provide memory for a batch. A small batch gets a buffer that is sent in its message.
+
+        Args:
+            nbytes: Size of the batch in bytes.
+
+        Raises:
+            MemoryError: Not enough memory is left.
+            OSError: The memory cannot be mapped.
+        """
         if nbytes < INLINE_LIMIT:
             return Block(NO_SEGMENT, bytearray(nbytes))
         size = segment_size(nbytes)
@@ -392,7 +345,7 @@ class SegmentWriter:
         return Block(number, memory)
 
     def commit(self, block: Block) -> None:
-        """See `BlockWriter`."""
+        """Hand a written batch to the reader. The block is reused when the reader has returned it."""
         if self._unannounced and (fd := self._unannounced.pop(block.number, None)) is not None:
             try:
                 self._announce(block.number, fd)
@@ -400,7 +353,7 @@ class SegmentWriter:
                 os.close(fd)
 
     def abort(self, block: Block) -> None:
-        """See `BlockWriter`."""
+        """Give up a block whose batch was not written; nobody will read it."""
         if block.number != NO_SEGMENT:
             self.give_back([block.number])
 
@@ -460,7 +413,11 @@ _forks = _Forks()
 
 
 class SegmentReader:
-    """The segments of one writer, as the notebook's process sees them."""
+    """The segments of one writer, as the notebook's process sees them.
+
+    The memory is provided in two calls, so that the caller can store it in between. If it were lost to an interrupt
+    after `lend`, the segment would be written again although its batch was not delivered.
+    """
 
     def __init__(self) -> None:
         self._maps: dict[int, tuple[Any, Any]] = {}
@@ -532,7 +489,16 @@ class SegmentReader:
         return True
 
     def view(self, number: int, nbytes: int) -> Any:
-        """See `BlockReader`."""
+        """Provide the memory of a batch, to build arrays on.
+
+        Args:
+            number: Number of the segment.
+            nbytes: Size of the batch in bytes.
+
+        Returns:
+            A buffer of at least `nbytes` bytes: a ctypes array on the segment, or a private copy if so many segments
+            are already lent that the kernel's limit on mappings is near.
+        """
         memory, array_type = self._maps[number]
         if len(self._lent) >= MAX_LENT:
             return bytearray(memoryview(memory)[:nbytes])
@@ -541,7 +507,12 @@ class SegmentReader:
         return array_type.from_buffer(memory)
 
     def lend(self, number: int, memory: Any) -> None:
-        """See `BlockReader`."""
+        """Return the segment when nobody views its memory any more; immediately if that is a private copy.
+
+        Args:
+            number: Number of the segment.
+            memory: What `view` has returned for the segment.
+        """
         if type(memory) is bytearray:
             self.returned.append(number)
             return

@@ -61,9 +61,7 @@ class Kind(IntEnum):
     """From the worker: it has loaded its dataset. The body is `ROUND_ROBIN` if batches must be assigned round-robin.
     From a zygote: it can fork workers."""
     SEGMENT = 5
-    """With a descriptor. From the worker: a new segment. To the worker: a new arena for chunks."""
-    LAYOUT = 6
-    """From the worker: a layout to which later batches refer. To the worker: the layout of chunks in arenas."""
+    """From the worker, with a descriptor: a new segment."""
     BATCH = 7
     """From the worker: a batch."""
     ERROR = 8
@@ -84,7 +82,7 @@ class Kind(IntEnum):
     """To the worker, before INIT: the descriptors of its `InheritedState`, such as those of `multiprocessing` objects
     in its dataset."""
     DROP = 16
-    """To the worker: an arena is no longer used. From the worker: these segments are no longer used."""
+    """From the worker: these segments are no longer used."""
     DISCARD = 23
     """To the worker: do not write to these segments again, since a forked process may have views of them."""
     REST = 17

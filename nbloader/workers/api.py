@@ -23,7 +23,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
-from nbloader.batch.payload import BatchPayload
 from nbloader.batch.task import Task
 from nbloader.errors import NbloaderError
 from nbloader.events.gauges import FetchProgress, WorkerGauge
@@ -432,9 +431,6 @@ class WorkerPool(ABC):
             Whether a worker has ended.
         """
         return False
-
-    def learn_layout(self, payload: BatchPayload) -> None:  # noqa: B027 - optional
-        """Learn the layout of a chunk that has arrived, because the next batches may have the same layout."""
 
     def release_memory(self) -> None:  # noqa: B027 - optional
         """Release memory that the next epoch does not need at once. Called when the workers are idle."""

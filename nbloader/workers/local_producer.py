@@ -22,8 +22,8 @@ from nbloader.events.remote_errors import SampleFailure
 from nbloader.events.stack_samples import StackCount
 from nbloader.sampling.shard_plan import ShardPlan
 from nbloader.workers.api import LocalSetup, WorkerOptions, fetch_progress
-from nbloader.workers.batch_builder import BatchBuilder
 from nbloader.workers.iterable_fetcher import IterableFetcher
+from nbloader.workers.producer import Producer
 from nbloader.workers.seeding import Seeding
 from nbloader.workers.status import PRODUCING, LocalStatus, WorkerState
 from nbloader.workers.thread_sampler import ThreadSampler
@@ -58,7 +58,7 @@ class LocalProducer:
         self._roots = setup.dataset, setup.collate_fn, setup.on_error
         self._seeding: Seeding | None = None
         self._thread: _Thread | None = None
-        self._lines = ThreadSampler(BatchBuilder.build.__code__)
+        self._lines = ThreadSampler(Producer.produce.__code__)
         self._stream: IterableFetcher | None = None
         if options.iterable is not None and shards is not None:
             self._stream = IterableFetcher(
@@ -66,7 +66,7 @@ class LocalProducer:
                 options.iterable, self._status, setup.on_error, context=self._context,
                 report_state=lambda _epoch, *state: shards.advance(*state), seeded=False,
             )  # fmt: skip
-        self._builder = BatchBuilder(
+        self._producer = Producer(
             setup.dataset, setup.collate_fn, self._status, batched=options.batched, output=options.output,
             on_error=setup.on_error, worker=NO_WORKER, iterable_fetcher=self._stream,
         )  # fmt: skip
@@ -74,7 +74,7 @@ class LocalProducer:
     @property
     def failed_samples(self) -> Sequence[SampleFailure]:
         """Samples of the last batch that were skipped or replaced."""
-        return self._builder.failed_samples
+        return self._producer.failed_samples
 
     @property
     def reads_stream(self) -> bool:
@@ -99,7 +99,7 @@ class LocalProducer:
         try:
             if self._seeding is None:
                 self._seeding = Seeding(*self._roots)
-            return self._builder.build_outcome(task, self._seeding.after(generators.seed))
+            return self._producer.produce_outcome(task, self._seeding.after(generators.seed))
         finally:
             generators.restore()
             status.state, status.number = WorkerState.IDLE, -1

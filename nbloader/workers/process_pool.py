@@ -34,16 +34,14 @@ from nbloader._util.descriptors import TOO_MANY_FILES, close_all, open_into, ope
 from nbloader._util.signals import raised_by_handler
 from nbloader._util.system import ROOT, working_directory
 from nbloader._util.user_warning import warn
-from nbloader.batch.chunk_arena import ArenaAllocator, ChunkSlot
-from nbloader.batch.payload import BatchPayload, Layout, SegmentPayload
+from nbloader.batch.payload import SegmentPayload
 from nbloader.batch.pickled_indices import pack_indices
 from nbloader.batch.pickling import NamePickler, dump
-from nbloader.batch.task import ChunkedBatch, Task
+from nbloader.batch.task import Task
 from nbloader.cache import process_cache
 from nbloader.errors import DatasetTransferError, NbloaderError
 from nbloader.events.failures import EmptyBatch, WorkerFailure
 from nbloader.events.remote_errors import SampleFailure
-from nbloader.shm.arena import ArenaWriter
 from nbloader.shm.segment import SegmentReader, anonymous_file, mapped
 from nbloader.transport.bootstrap import InitMessage, WorkerStart
 from nbloader.transport.channel import MAX_FDS, ROUND_ROBIN, Bytes, Channel, Kind
@@ -165,7 +163,7 @@ class ProcessKind(WorkerKind):
 
     def create_pool(self) -> ProcessPool:
         """See `WorkerKind`."""
-        return ProcessPool(self.options.start_method, self.options.output)
+        return ProcessPool(self.options.start_method)
 
 
 # ---- one worker ---------------------------------------------------------------------------------------------------
@@ -242,9 +240,6 @@ class ProcessHandle(WorkerHandle):
         self.leaving = False
         """Whether the worker was told to leave: nothing is sent to it any more."""
         self.segments = SegmentReader()
-        self.layouts: dict[int, Layout] = {}
-        self.chunk_layout = -1
-        """Number of the chunk layout that was last sent to the worker."""
         self.lifeline = -1
         self.child: subprocess.Popen[bytes] | None = None
         """The worker process, if it is a child of this process; None if it is a child of a zygote."""
@@ -327,18 +322,16 @@ class ProcessHandle(WorkerHandle):
                 os.kill(pid, signal.SIGKILL)
 
 
-def dump_task(task: Task, returned: list[int], slot: ChunkSlot | None = None, *, by_name: bool = False) -> bytes:
+def dump_task(task: Task, returned: list[int], *, by_name: bool = False) -> bytes:
     """Pickle a task as the fields of `process_worker.TaskMessage`.
 
     Args:
         task: The task.
         returned: Segments of the worker that are no longer in use.
-        slot: Where the worker writes the chunk, if it is one.
         by_name: See `pack_indices`.
     """
     indices = pack_indices(task.indices, by_name=by_name)
-    sent = indices if slot is None else slot._replace(indices=indices)
-    return pickle.dumps((task.epoch, task.job, sent, task.seed, returned, task.sequence, task.deaths), 5)
+    return pickle.dumps((task.epoch, task.job, indices, task.seed, returned, task.sequence, task.deaths), 5)
 
 
 # ---- the pool -----------------------------------------------------------------------------------------------------
@@ -349,20 +342,14 @@ class ProcessPool(WorkerPool):
 
     Args:
         start_method: "forkserver", "spawn" or "fork".
-        output: "torch" or "numpy": what the arrays of a batch become.
         environment: Returns the environment that workers take over from the notebook's process when they start.
     """
 
-    def __init__(
-        self, start_method: str, output: str, environment: Callable[[], Environment] = Environment.of_this_process
-    ) -> None:
+    def __init__(self, start_method: str, environment: Callable[[], Environment] = Environment.of_this_process) -> None:
         self._start_method = start_method
         self._find_environment = environment
-        self._output = output
         self._selector = selectors.DefaultSelector()
         self._unreported: list[WorkerMessage] = []  # messages that the next poll reports first
-        self._arenas = ArenaWriter(lambda: frozenset(self._handles), self._announce_arena, self._retire_arena)
-        self._allocator = ArenaAllocator(output, self._arenas)
         self._handles: dict[int, ProcessHandle] = {}
         self._handed: list[int] = []
         """Descriptors of a worker that is being started, to be closed here as soon as the worker has them."""
@@ -585,9 +572,8 @@ class ProcessPool(WorkerPool):
         returned = segments.take_returned()
         for task in tasks:
             task.sequence = handle.sent + 1
-            slot = None if task.parent is None else self._slot(handle, task, task.parent)
             try:
-                message = dump_task(task, returned, slot, by_name=handle.forked)
+                message = dump_task(task, returned, by_name=handle.forked)
             except Exception as error:  # pickling runs the user's code, which may raise anything
                 if raised_by_handler(error):
                     raise
@@ -601,47 +587,8 @@ class ProcessPool(WorkerPool):
             self._send(handle, *frames)
         return refused
 
-    def learn_layout(self, payload: BatchPayload) -> None:
-        """See `WorkerPool`."""
-        if not payload.in_arena:
-            self._allocator.learn(payload)
-
-    def _slot(self, handle: ProcessHandle, task: Task, batch: ChunkedBatch[Any]) -> ChunkSlot | None:
-        """Return where a worker writes a chunk; None if the worker sends the chunk by itself."""
-        if not batch.started:
-            batch.started = True
-            batch.arena = self._allocator.allocate(len(batch.task.indices))
-        found = self._allocator.slot(task, handle.uid)
-        if found is None:
-            return None
-        slot, layout = found
-        if handle.chunk_layout != layout.number:
-            handle.chunk_layout = layout.number
-            self._send(handle, (Kind.LAYOUT, layout.number.to_bytes(8, "little") + layout.pickled))
-        return slot
-
-    def _announce_arena(self, number: int, fd: int) -> frozenset[int]:
-        """Send a new arena to all workers. Workers that do not get it send their chunks by themselves.
-
-        Returns:
-            The uids of the workers that get the arena.
-        """
-        holders = set(self._handles)
-        for uid, handle in self._handles.items():
-            try:
-                self._send(handle, (Kind.SEGMENT, number.to_bytes(8, "little")), fds=(fd,))
-            except OSError:
-                log.debug("worker %d does not get arena %d", handle.worker, number, exc_info=True)
-                holders.remove(uid)
-        return frozenset(holders)
-
-    def _retire_arena(self, number: int, uids: frozenset[int]) -> None:
-        for uid in uids & frozenset(self._handles):
-            self._send(self._handles[uid], (Kind.DROP, number.to_bytes(8, "little")))
-
     def release_memory(self) -> None:
         """See `WorkerPool`."""
-        self._arenas.rest()
         for handle in self._handles.values():
             if handle.ready:
                 inherited, returned = handle.segments.take_inherited(), handle.segments.take_returned()
@@ -722,8 +669,6 @@ class ProcessPool(WorkerPool):
                 messages.append(BatchDone(uid, header.epoch, header.number, payload, handle.take_failed_samples()))
             elif kind in (Kind.SEGMENT, Kind.DROP):
                 self._read_segments(handle, kind, body)
-            elif kind == Kind.LAYOUT:
-                handle.layouts[int.from_bytes(body[:8], "little")] = Layout(body[8:], self._output)
             elif kind in (Kind.ERROR, Kind.SAMPLE_FAILURES):
                 messages.extend(self._read_failure(handle, kind, body))
             elif kind in (Kind.END, Kind.STATE):

@@ -1,6 +1,6 @@
 """The code of a worker process: receive a task, fetch its samples, collate them into shared memory, send the header.
 
-    main() -> _initialize(): environment, dataset -> WorkerLoop.run(): next task -> fetch -> encode -> send
+    main() -> _initialize(): environment, dataset -> WorkerLoop.run(): next task -> Producer.produce() -> send
 
 A worker ends when its connection closes, after the batch that it is producing; after the sample, if it was abandoned
 (`WorkerStatus.abandoned`). It is killed only if it does not end by itself, since it may hold a lock that others need,
@@ -24,37 +24,33 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeAlias
-
-import numpy as np
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from nbloader._util import rng
 from nbloader._util.output import flush
-from nbloader.batch.collate import Plan, collate_object, convert, plan_batch
-from nbloader.batch.header import IN_ARENA, MEASURE_CPU_EVERY, MEASURE_NS, NOT_MEASURED, PICKLED, pack_header
-from nbloader.batch.layout_cache import LayoutCache
+from nbloader.batch.header import pack_header
 from nbloader.batch.pickled_indices import PickledIndices
-from nbloader.batch.pickling import CodePickler, dump, pickle_by_name
-from nbloader.batch.rows import MemoryPlan, Selection
-from nbloader.batch.serialize import ArrayToBeTensor, dump_extras, dump_object
+from nbloader.batch.pickling import pickle_by_name
+from nbloader.events.failures import EmptyBatch
 from nbloader.events.remote_errors import describe
-from nbloader.shm.segment import NO_SEGMENT, Block, SegmentWriter
+from nbloader.shm.segment import NO_SEGMENT, SegmentWriter
 from nbloader.transport import stack_probe
 from nbloader.transport.bootstrap import InitMessage, WorkerStart
 from nbloader.transport.channel import ROUND_ROBIN, Bytes, Channel, Kind
 from nbloader.transport.mp_objects import run_finalizers
-from nbloader.workers.fetcher import FetchedBatch, MapFetcher, is_async, raise_if_none
+from nbloader.workers.fetcher import is_async
 from nbloader.workers.line_sampler import LineSampler
 from nbloader.workers.parts import InheritedParts, Parts, PartsSource, PickledParts, WorkerParts
+from nbloader.workers.producer import ProducedBatch, Producer, SegmentStore
 from nbloader.workers.seeders import load_seeders
-from nbloader.workers.seeding import Seeding
+from nbloader.workers.seeding import Seed, Seeding, keep_state
 from nbloader.workers.status import SHARED_STATUS_SIZE, SharedStatus, WorkerState, WorkerStatus, is_abandoned
 from nbloader.workers.worker_info import ProcessContext, forget_use
 
 if TYPE_CHECKING:
     import asyncio
 
-    from nbloader.batch.chunk_arena import ChunkSlot, ChunkWriter
     from nbloader.events.silent_faults import FaultSign
     from nbloader.workers.fault_signs import DrawWatch
     from nbloader.workers.iterable_fetcher import IterableFetcher
@@ -68,11 +64,9 @@ LISTEN_NS = 1_000_000
 """How long a CANCEL may stay unread while tasks that arrived before it are waiting, ns. Reading the connection before
 each batch took 5 % of the time for tiny batches. Only batches of an iteration that has ended are cancelled, so a batch
 that is produced in spite of a CANCEL is simply discarded."""
-MAX_LAYOUTS = 256
-"""Maximum number of batch layouts that a worker remembers."""
 
 # Enum members that are used for each batch: before Python 3.12, each access to an enum member takes 0.1 us.
-_IDLE, _COLLATING, _SENDING = WorkerState.IDLE, WorkerState.COLLATING, WorkerState.SENDING
+_IDLE, _SENDING = WorkerState.IDLE, WorkerState.SENDING
 _TASK, _CANCEL, _BATCH = Kind.TASK, Kind.CANCEL, Kind.BATCH
 
 
@@ -176,7 +170,7 @@ def _initialize(channel: Channel, assets: Assets) -> WorkerLoop | ConcurrentWork
     memory = mmap.mmap(assets.status, SHARED_STATUS_SIZE)
     status = SharedStatus.at(memory)
     stack_probe.answer(assets.stack)
-    lines = LineSampler(status, WorkerLoop._produce.__code__)
+    lines = LineSampler(status, Producer.produce.__code__)
     lines.install()
     status.since, status.pid = _clock(), os.getpid()
     if status.abandoned:
@@ -213,8 +207,7 @@ class TaskMessage(NamedTuple):
     number: int
     """Job number of the batch or chunk."""
     indices: Any
-    """What was drawn for the batch, as `pack_indices` returns it; a `ChunkSlot` with such indices for a chunk that is
-    written into the arena of its batch."""
+    """What was drawn for the batch, as `pack_indices` returns it."""
     seed: int
     returned: list[int]
     """Segments of this worker that are no longer in use in the notebook's process."""
@@ -256,15 +249,9 @@ class WorkerLoop:
         self._parts = parts
         dataset, collate_fn, on_error = parts.dataset, parts.collate_fn, parts.on_error
         self._iterable_fetcher: IterableFetcher | None = None
-        self._encoder = BatchEncoder(start, collate_fn, self._send)
-        self._output = start.output
-        self._map_fetcher: MapFetcher | SampleLoop = MapFetcher(
-            dataset, batched=self._batched, collates=collate_fn is None, output=self._output,
-            status=status, on_error=on_error,
-        )  # fmt: skip
+        self._segments = SegmentWriter(self._announce, self._retire)
         self.samples: SampleLoop | None = None
         """Fetches the samples of an asynchronous dataset; None for other datasets."""
-        self._seed = Seeding(dataset, collate_fn, on_error).after(rng.seed_everything)
         self._draws: DrawWatch | None = None
         """Looks whether batches draw from generators of the dataset; None if there are none."""
         several = start.num_workers > 1
@@ -281,17 +268,18 @@ class WorkerLoop:
                 context=ProcessContext(), report_state=self._report_state, seeded=parts.seeded,
                 watch=ShardWatch(self._report_sign) if several else None,
             )  # fmt: skip
-        self._chunk_writer: ChunkWriter | None = None
-        self._slot_types: tuple[type[ChunkSlot], ...] = ()
-        """`ChunkSlot`, once there are arenas. It is imported then: importing its module delays each start by 1 ms."""
+        self._producer = Producer(
+            dataset, collate_fn, status, batched=start.batched, output=start.output, on_error=on_error,
+            worker=start.worker, iterable_fetcher=self._iterable_fetcher,
+            store=SegmentStore(start.output, self._segments), cpu_clock=_cpu_clock,
+        )  # fmt: skip
+        self._seed: Seed = keep_state
+        if not parts.seeded:
+            self._seed = Seeding(dataset, collate_fn, on_error).after(rng.seed_everything)
         self._pending = deque(frames)
         """Frames that were received and have not been processed."""
-        self._collates = start.batched and collate_fn is None
-        """Whether samples are collated by nbloader."""
         self._hung_up = False
         """Whether the notebook's process has closed the connection."""
-        self._slow = True
-        """Whether the last batch took long enough for the CPU time of the next batch to be measured."""
         self._listened = 0
         """When the connection was last read, `time.perf_counter_ns()`."""
 
@@ -313,8 +301,6 @@ class WorkerLoop:
         while True:
             task = self._next_task()
             try:
-                if not self._parts.seeded:
-                    self._seed(task.seed)
                 self._produce(task)
             except Exception as error:  # whatever the dataset or collate_fn raises goes to the notebook
                 if self._hung_up:
@@ -342,7 +328,7 @@ class WorkerLoop:
             if status.abandoned:
                 raise HungUpError
             task = _read_task(body)
-            self._encoder.give_back(task.returned)
+            self._segments.give_back(task.returned)
             status.epoch, status.number = task.epoch, task.number
             return task
 
@@ -371,70 +357,46 @@ class WorkerLoop:
                 task for _body, task in kept if task.epoch == epoch and (numbers is None or task.number in numbers)
             ]
             for task in dropped:
-                self._encoder.give_back(task.returned)
+                self._segments.give_back(task.returned)
                 if numbers is None:  # the scheduler counts one of them as begun, and waits for its report
                     self._send(Kind.END, pickle.dumps((task.epoch, task.number)))
             kept = [(body, task) for body, task in kept if task not in dropped]
         self._pending = deque((_TASK, body) for body, _task in kept)
 
     def _process_note(self, kind: int, body: Bytes) -> None:
-        """Process a frame about segments, or about the arenas of chunks."""
-        number = int.from_bytes(body[:8], "little")
-        if kind == Kind.SEGMENT:
-            self._chunks.arenas.add(number, self._channel.take_fd())
-        elif kind == Kind.LAYOUT:
-            self._chunks.learn(number, bytes(body[8:]))
-        elif kind == Kind.DROP:
-            self._chunks.arenas.forget(number)
-        elif kind == Kind.DISCARD:
-            self._encoder.discard(pickle.loads(body))
+        """Process a frame about segments."""
+        if kind == Kind.DISCARD:
+            self._segments.discard(pickle.loads(body))
         elif kind == Kind.REST:
-            self._encoder.give_back(pickle.loads(body))
-            self._encoder.rest()
+            self._segments.give_back(pickle.loads(body))
+            self._segments.rest()
 
     def _produce(self, task: TaskMessage) -> None:
-        """Fetch, collate and send a batch or a chunk."""
-        status = self._status
-        slot: ChunkSlot | None = task.indices if isinstance(task.indices, self._slot_types) else None
-        indices = task.indices if slot is None else slot.indices
+        """Produce and send a batch or a chunk."""
+        indices = task.indices
         if type(indices) is PickledIndices:
             indices = self._load(indices)
-        measured = self._slow or not task.sequence % MEASURE_CPU_EVERY
-        cpu_begin = _cpu_clock() if measured else 0
-        fetched = self._fetch(task.epoch, indices, whole=slot is None)
-        if fetched is None:
-            self._send(Kind.END, pickle.dumps((task.epoch, task.number)))
-            return
-        cpu_fetched = _cpu_clock() if measured else 0
-        if fetched.failed:
-            self._send(Kind.SAMPLE_FAILURES, pickle.dumps((task.epoch, task.number, fetched.size > 0, fetched.failed)))
-            if not fetched.size:
-                return
-        status.state, status.since = _COLLATING, fetched.end
+        producer, status = self._producer, self._status
+        produced: ProducedBatch | EmptyBatch | None = None
         try:
-            encoded = None if slot is None else self._write_chunk(fetched.samples, slot._replace(indices=indices))
-            layout, extras, nbytes, memory, segment = encoded or self._encoder.encode(fetched.samples)
-        except Exception:  # the samples cannot be collated: the type of the error depends on the samples
-            if self._collates and not self._hung_up:
-                raise_if_none(fetched, indices)
-            raise
-        fetch_cpu = collate_cpu = NOT_MEASURED
-        if measured:
-            fetch_cpu, collate_cpu = cpu_fetched - cpu_begin + fetched.cpu, _cpu_clock() - cpu_fetched
-        end = _clock()
-        self._slow = end - fetched.begin >= MEASURE_NS
-        status.state, status.since = _SENDING, end
-        if self._lines.unsent and self._lines.due(end):
-            self._send(Kind.STACKS, pickle.dumps(self._lines.take(end), 5))
+            produced = producer.produce(task.epoch, task.number, indices, partial(self._seed, task.seed))
+        finally:
+            if (failed := producer.failed_samples) and not self._hung_up:
+                outcome_follows = not isinstance(produced, EmptyBatch)
+                self._send(Kind.SAMPLE_FAILURES, pickle.dumps((task.epoch, task.number, outcome_follows, failed)))
+        if produced is None:
+            self._send(Kind.END, pickle.dumps((task.epoch, task.number)))
+        if not isinstance(produced, ProducedBatch):
+            return
+        header, stored = produced
+        status.state, status.since = _SENDING, header.collate_end
+        if self._lines.unsent and self._lines.due(header.collate_end):
+            self._send(Kind.STACKS, pickle.dumps(self._lines.take(header.collate_end), 5))
         flush(sys.stdout)
-        header = pack_header(  # the fields of BatchHeader
-            task.epoch, task.number, layout, segment, nbytes, len(extras), fetched.size, fetched.begin, fetched.end,
-            end, fetch_cpu, collate_cpu, fetched.slowest, fetched.slowest_ns,
-        )  # fmt: skip
-        if segment == NO_SEGMENT:
-            self._send(_BATCH, header, extras, memory)
+        if stored.segment == NO_SEGMENT:
+            self._send(_BATCH, pack_header(*header), stored.skeleton, stored.memory)
         else:
-            self._send(_BATCH, header, extras)
+            self._send(_BATCH, pack_header(*header), stored.skeleton)
 
     def _look_for_faults(self) -> None:
         """Look, after a batch, whether it has drawn from a generator of the dataset."""
@@ -452,35 +414,20 @@ class WorkerLoop:
         status.state, status.since, status.position = WorkerState.FETCHING, _clock(), -1
         return indices.load()
 
-    def _fetch(self, epoch: int, indices: Any, *, whole: bool) -> FetchedBatch | None:
-        """Fetch the samples of a batch or chunk. Return None if the shard of this worker has no such batch."""
-        if self._iterable_fetcher is not None:
-            return self._iterable_fetcher.fetch(epoch, indices)
-        fetcher = self._map_fetcher
-        return (fetcher.from_memory(epoch, indices) if whole and fetcher.in_memory else None) or fetcher.fetch(indices)
-
-    @property
-    def _chunks(self) -> ChunkWriter:
-        """Writes chunks into arenas."""
-        if self._chunk_writer is None:
-            from nbloader.batch.chunk_arena import ChunkSlot, ChunkWriter
-
-            self._chunk_writer, self._slot_types = ChunkWriter(), (ChunkSlot,)
-        return self._chunk_writer
-
-    def _write_chunk(self, samples: Any, slot: ChunkSlot) -> EncodedBatch | None:
-        """Write a chunk into the arena of its batch. Return None if the chunk does not fit there."""
-        written = self._chunks.write(samples if isinstance(samples, list) else list(samples), slot)
-        if written is None:
-            return None
-        return PICKLED, dump_extras(written.extras), written.nbytes, None, IN_ARENA
-
     def _send(self, kind: Kind, *parts: Bytes, fds: tuple[int, ...] = ()) -> None:
         try:
             self._channel.send(kind, *parts, fds=fds)
         except ConnectionError as error:
             self._hung_up = True
             raise HungUpError from error
+
+    def _announce(self, number: int, fd: int) -> None:
+        """Send a new segment to the notebook's process."""
+        self._send(Kind.SEGMENT, number.to_bytes(8, "little"), fds=(fd,))
+
+    def _retire(self, numbers: list[int]) -> None:
+        """Tell the notebook's process to forget these segments."""
+        self._send(Kind.DROP, pickle.dumps(numbers))
 
     def _report_state(self, epoch: int, shard: int, position: int, state: str | None, problem: str) -> None:
         self._send(Kind.STATE, pickle.dumps((epoch, shard, position, state, problem)))
@@ -508,10 +455,12 @@ class ConcurrentWorkerLoop:
         self._worker = worker
         self._status = status
         parts = worker._parts
-        self._samples = worker._map_fetcher = worker.samples = SampleLoop(
+        self._samples = worker.samples = SampleLoop(
             self, parts.dataset, parts.on_error, worker._status, concurrency=concurrency, batched=worker._batched,
             cpu_clock=_cpu_clock,
         )  # fmt: skip
+        worker._producer.fetch_from(self._samples)
+        worker._seed = keep_state  # the event loop seeds before each sample, and before it calls `produce`
         self._readable = True
         """Whether the connection may have something to read."""
         self._loop: asyncio.AbstractEventLoop
@@ -560,9 +509,8 @@ class ConcurrentWorkerLoop:
                 worker._process_note(kind, body)
                 continue
             task = _read_task(body)
-            worker._encoder.give_back(task.returned)
-            indices = task.indices.indices if isinstance(task.indices, worker._slot_types) else task.indices
-            return QueuedBatch(task, task.epoch, task.number, indices, task.seed, task.deaths >= ALONE_AFTER)
+            worker._segments.give_back(task.returned)
+            return QueuedBatch(task, task.epoch, task.number, task.indices, task.seed, task.deaths >= ALONE_AFTER)
         return None
 
     def begin(self, task: TaskMessage) -> bool:
@@ -584,127 +532,3 @@ class ConcurrentWorkerLoop:
                 raise
             worker._report_error(task, error)
         worker._look_for_faults()
-
-
-# ---- encoding -----------------------------------------------------------------------------------------------------
-
-
-EncodedBatch: TypeAlias = "tuple[int, bytes, int, Any, int]"
-"""A batch that is ready to be sent: layout (or `PICKLED`), pickled extras (the parts that are not arrays), size of the
-arrays in bytes, their memory, segment (or `NO_SEGMENT`, or `IN_ARENA`)."""
-
-
-class BatchEncoder:
-    """Collate samples into a segment of shared memory, or into a buffer if the batch is small.
-
-        samples -> the layout of the last batch (layout_cache), or a new plan (collate), or an object (serialize)
-                -> memory
-
-    Args:
-        start: The options of the worker.
-        collate_fn: The user's function, or None for the default.
-        send: Sends a frame about a segment or a layout: (kind, *parts, fds=).
-    """
-
-    def __init__(self, start: WorkerStart, collate_fn: Callable[[Any], Any] | None, send: Callable[..., None]) -> None:
-        self._batched = start.batched
-        self._output = start.output
-        self._as_tensor = ArrayToBeTensor if start.output == "torch" else np.asarray
-        self.collate_fn = collate_fn
-        """The user's function; None for the default."""
-        self._send = send
-        self._segments = SegmentWriter(self._announce, self._retire)
-        self._layouts: dict[Any, int] = {}
-        self._known = LayoutCache()
-
-    def encode(self, samples: Any) -> EncodedBatch:
-        """Collate and write a batch.
-
-        Raises:
-            Exception: Whatever the collation raises. No segment is leaked.
-        """
-        if self.collate_fn is not None:
-            return self._encode_object(self.collate_fn(samples))
-        if not self._batched:
-            return self._encode_object(convert(samples, self._as_tensor))
-        if type(samples) is Selection:
-            return self._encode_plan(samples.plan())
-        if not isinstance(samples, list):
-            samples = list(samples)
-        return self._encode_like_last(samples) or self._encode_planned(samples)
-
-    def give_back(self, segments: list[int]) -> None:
-        """Take back segments that are no longer in use, so that they can be written again."""
-        self._segments.give_back(segments)
-
-    def discard(self, segments: list[int]) -> None:
-        """Stop writing to these segments: a forked process may have views of them."""
-        self._segments.discard(segments)
-
-    def rest(self) -> None:
-        """Release most of the memory because the worker is idle."""
-        self._segments.rest()
-
-    def _encode_like_last(self, samples: list[Any]) -> EncodedBatch | None:
-        """Write a batch with the layout of the last batch of this size. Return None if the layout does not fit."""
-        known = self._known.get(len(samples))
-        if known is None:
-            return None
-        fill, nbytes, layout = known
-        extras: list[Any] = []
-        try:
-            block = self._write(nbytes, lambda memory: fill(samples, memory, extras))
-        except HungUpError:
-            raise
-        except Exception:  # samples may differ in any way; planning the batch raises the right error
-            log.debug("a batch of %d samples differs from the layout of the last one", len(samples), exc_info=True)
-            self._known.forget(len(samples))
-            return None
-        return layout, dump_extras(extras), nbytes, block.memory, block.number
-
-    def _encode_planned(self, samples: list[Any]) -> EncodedBatch:
-        plan = plan_batch(samples)
-        if plan is None:
-            return self._encode_object(collate_object(samples, self._output))
-        encoded = self._encode_plan(plan)
-        self._known.learn(plan, samples, encoded[0])
-        return encoded
-
-    def _encode_plan(self, plan: Plan | MemoryPlan) -> EncodedBatch:
-        layout = self._layout_id(plan.tree)
-        block = self._write(plan.nbytes, plan.fill)
-        return layout, dump_extras(plan.extras), plan.nbytes, block.memory, block.number
-
-    def _encode_object(self, batch: Any) -> EncodedBatch:
-        dumped = dump_object(batch)
-        block = self._write(dumped.nbytes, dumped.write)
-        return PICKLED, dumped.message(), dumped.nbytes, block.memory, block.number
-
-    def _layout_id(self, tree: Any) -> int:
-        layout = self._layouts.get(tree)
-        if layout is None:
-            if len(self._layouts) >= MAX_LAYOUTS:
-                self._layouts.clear()
-                self._known = LayoutCache()
-            layout = self._layouts[tree] = len(self._layouts)
-            self._send(Kind.LAYOUT, layout.to_bytes(8, "little"), dump(tree, None, CodePickler))
-        return layout
-
-    def _write(self, nbytes: int, write: Callable[[Any], None]) -> Block:
-        """Write a batch to memory. A small batch is sent in the frame and needs no segment."""
-        block = self._segments.begin(nbytes)
-        try:
-            write(block.memory)
-        except BaseException:
-            self._segments.abort(block)
-            raise
-        self._segments.commit(block)
-        return block
-
-    def _announce(self, number: int, fd: int) -> None:
-        """Send a new segment to the notebook's process."""
-        self._send(Kind.SEGMENT, number.to_bytes(8, "little"), fds=(fd,))
-
-    def _retire(self, numbers: list[int]) -> None:
-        """Tell the notebook's process to forget these segments."""
-        self._send(Kind.DROP, pickle.dumps(numbers))

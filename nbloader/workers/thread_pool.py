@@ -26,7 +26,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from nbloader._util.signals import raised_by_handler
-from nbloader.batch.chunk_arena import provide_arena
 from nbloader.batch.payload import LocalPayload
 from nbloader.batch.task import ALONE_AFTER, Task
 from nbloader.errors import DatasetTransferError
@@ -34,7 +33,6 @@ from nbloader.events.remote_errors import describe, user_traceback
 from nbloader.events.stack_samples import StackCount
 from nbloader.transport import stack_probe
 from nbloader.workers.api import LocalSetup, WorkerHandle, WorkerKind, WorkerOptions, WorkerPool
-from nbloader.workers.batch_builder import BatchBuilder
 from nbloader.workers.fetcher import is_async, shallow_copy
 from nbloader.workers.iterable_fetcher import IterableFetcher
 from nbloader.workers.message_queue import MessageQueue
@@ -49,6 +47,7 @@ from nbloader.workers.messages import (
     WorkerLaunched,
     WorkerMessage,
 )
+from nbloader.workers.producer import Producer
 from nbloader.workers.reachable import holds_generator
 from nbloader.workers.seeding import Seeding, private
 from nbloader.workers.status import LocalStatus, WorkerAbandonedError, WorkerState
@@ -97,7 +96,7 @@ class ThreadKind(WorkerKind):
 
     def create_pool(self) -> ThreadPool:
         """See `WorkerKind`."""
-        return ThreadPool(self.options.output)
+        return ThreadPool()
 
 
 class ForgetIteration(NamedTuple):
@@ -170,7 +169,7 @@ class ThreadHandle(WorkerHandle):
         """(epoch, job) of the tasks that the thread has not begun. A queued task that is not in this set was
         cancelled."""
         self.traceback = ""
-        self._lines = ThreadSampler(BatchBuilder.build.__code__)
+        self._lines = ThreadSampler(Producer.produce.__code__)
         self._messages = messages
 
     @property
@@ -214,14 +213,9 @@ class ThreadHandle(WorkerHandle):
 
 
 class ThreadPool(WorkerPool):
-    """The worker threads of one loader.
+    """The worker threads of one loader."""
 
-    Args:
-        output: "torch" or "numpy": what the arrays of a batch become.
-    """
-
-    def __init__(self, output: str) -> None:
-        self._output = output
+    def __init__(self) -> None:
         self._messages = MessageQueue()
         self._handles: dict[int, ThreadHandle] = {}
 
@@ -259,7 +253,6 @@ class ThreadPool(WorkerPool):
         """See `WorkerPool`. Nothing is pickled, so no task is refused."""
         handle = self._handles[uid]
         for task in tasks:
-            provide_arena(task, self._output)
             handle.pending.add((task.epoch, task.job))
             handle.tasks.put(task)
         return []
@@ -427,8 +420,8 @@ class ThreadWorker:
             holds_generator(*parts, seeded=not self._shares_objects) or (self._shares_objects and bool(Seeding(*parts)))
         )
 
-    def _create_builder(self, context: ThreadContext, samples: SampleLoop | None = None) -> BatchBuilder:
-        """Create the batch builder. Iterable datasets are read from shallow copies, each with its own attributes."""
+    def _create_producer(self, context: ThreadContext, samples: SampleLoop | None = None) -> Producer:
+        """Create the batch producer. Iterable datasets are read from shallow copies, each with its own attributes."""
         options, setup, uid = self._options, self._setup, self._handle.uid
         iterable_fetcher = None
         if options.iterable is not None:
@@ -438,7 +431,7 @@ class ThreadWorker:
                 context=context, report_state=lambda *state: self._messages.put(ShardAdvanced(uid, *state)),
                 seeded=False,
             )  # fmt: skip
-        return BatchBuilder(
+        return Producer(
             setup.dataset, setup.collate_fn, self._status, batched=options.batched, output=options.output,
             on_error=setup.on_error, worker=self._handle.worker, iterable_fetcher=iterable_fetcher, samples=samples,
         )  # fmt: skip
@@ -456,21 +449,21 @@ class ThreadWorker:
         """Produce batches until the worker is stopped."""
         status, uid = self._status, self._handle.uid
         seed = self._seeding().after(context.seed)
-        builder = self._create_builder(context)
+        producer = self._create_producer(context)
         while True:
-            task = self._next_task(builder.iterable_fetcher, tasks)
+            task = self._next_task(producer.iterable_fetcher, tasks)
             if task is None:
                 return
             status.epoch, status.number = task.epoch, task.job
             try:
-                outcome = builder.build_outcome(task, seed)
+                outcome = producer.produce_outcome(task, seed)
             except WorkerAbandonedError:
                 return
             if outcome is None:
                 self._messages.put(ShardExhausted(uid, task.epoch, task.job))
                 continue
             status.state, status.since = _SENDING, _clock()
-            done = BatchDone(uid, task.epoch, task.job, outcome, builder.failed_samples)
+            done = BatchDone(uid, task.epoch, task.job, outcome, producer.failed_samples)
             self._messages.put(done)
 
     def _next_task(self, iterable_fetcher: IterableFetcher | None, tasks: queue.SimpleQueue[Item]) -> Task | None:
@@ -517,7 +510,7 @@ class ConcurrentThreadWorker:
             batched=options.batched,
             cpu_clock=time.thread_time_ns,
         )
-        self._builder = worker._create_builder(context, self.samples)
+        self._producer = worker._create_producer(context, self.samples)
 
     def attach(self, loop: asyncio.AbstractEventLoop, wake: Callable[[], None]) -> None:
         """See `BatchSource`."""
@@ -560,7 +553,7 @@ class ConcurrentThreadWorker:
     def produce(self, task: Task) -> None:
         """See `BatchSource`."""
         handle, status, messages = self._handle, self._worker._status, self._worker._messages
-        outcome = self._builder.build_outcome(task)
+        outcome = self._producer.produce_outcome(task)
         status.state, status.since = _SENDING, _clock()
         if outcome is not None:  # always true, since the dataset has no shards
-            messages.put(BatchDone(handle.uid, task.epoch, task.job, outcome, self._builder.failed_samples))
+            messages.put(BatchDone(handle.uid, task.epoch, task.job, outcome, self._producer.failed_samples))

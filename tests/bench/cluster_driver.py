@@ -21,7 +21,9 @@ from light import Numbers
 
 import nbloader
 from nbloader import DataLoader
+from nbloader.batch.collate import collate_samples
 from nbloader.batch.header import BatchHeader, pack_header
+from nbloader.batch.serialize import PlannedArrays
 from nbloader.shm.segment import NO_SEGMENT
 from nbloader.workers import registry
 from nbloader.workers.cluster.placement import NodeInfo
@@ -46,12 +48,13 @@ LIMIT = 6_250_000
 class Stub:
     """A node that has every batch at once."""
 
-    def __init__(self, nbytes, layout):
-        self._nbytes, self._layout = nbytes, layout
+    def __init__(self, nbytes):
+        self._nbytes = nbytes
+        samples, target = [np.zeros(nbytes // 4, np.uint8)] * 4, PlannedArrays("numpy")
+        self._skeleton = target.encode(collate_samples(samples, target)).skeleton
         self._data = np.zeros(max(nbytes, 1), np.uint8)
         self._changed = threading.Condition()
         self._entries = []
-        self._known = set()
         self.reports = 0
 
     def hello(self):
@@ -76,11 +79,9 @@ class Stub:
         inline = self._nbytes < 4096
         now = _clock()
         header = BatchHeader(
-            epoch, job, 0, NO_SEGMENT if inline else 0, self._nbytes, 0, 4, now, now, now, -1, -1, -1, 0
+            epoch, job, NO_SEGMENT if inline else 0, self._nbytes, len(self._skeleton), 4, now, now, now, -1, -1, -1, 0
         )
-        layout = None if uid in self._known else self._layout
-        self._known.add(uid)
-        return BatchBegin(uid, pack_header(*header), b"", layout, bytes(self._nbytes) if inline else None, ())
+        return BatchBegin(uid, pack_header(*header), self._skeleton, bytes(self._nbytes) if inline else None, ())
 
     def request_report(self, credit):
         pass
@@ -108,8 +109,8 @@ class StubCluster(RayCluster):
     connected = current = True
     session = "stub"
 
-    def __init__(self, nbytes, layout):
-        self.stub = Stub(nbytes, layout)
+    def __init__(self, nbytes):
+        self.stub = Stub(nbytes)
 
     def connect(self):
         pass
@@ -120,7 +121,7 @@ class StubCluster(RayCluster):
     def put(self, data, buffers, options):
         return None
 
-    def create_connection(self, node, options, output):
+    def create_connection(self, node, options):
         return self.stub
 
 
@@ -131,17 +132,8 @@ class Rows(Numbers):
         return np.zeros(self.width, np.uint8)
 
 
-def layout_of(width):
-    """The pickled layout of a batch of four such samples, as a worker sends it."""
-    with DataLoader(Rows(8, width=width), 4, num_workers=1, output="numpy") as loader:
-        epoch = iter(loader)
-        next(epoch)
-        (handle,) = loader._engine._group.pool.handles.values()
-        return bytes(next(iter(handle.layouts.values())).tree)
-
-
 def measure(nbytes, workers, count):
-    cluster = StubCluster(nbytes, layout_of(nbytes // 4))
+    cluster = StubCluster(nbytes)
     registry.register("stub", lambda options: RayKind(dataclasses.replace(options, ray=None), cluster))
     dataset = Rows(4 * count, width=nbytes // 4)
     with DataLoader(dataset, 4, num_workers=workers, workers="stub", output="numpy") as loader:

@@ -2,14 +2,15 @@
 
     BatchBegin -> IncomingBatches.begin() -> IncomingBatch.write() for each piece -> finish() -> ReceivedPayload
 
-The segments belong to an `ArenaWriter` without workers. Only the notebook owns them. It lends each segment with its
-batch, and reuses the segment when no array of the batch is in use any more. Like the segments of local workers, they
-are writable and can be pinned.
+Only the notebook owns these segments. It lends each segment with its batch, and reuses the segment when no array of the
+batch is in use any more. Like the segments of local workers, they are writable and can be pinned.
 """
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,7 @@ import numpy as np
 from nbloader.batch.header import BatchHeader, pack_header, unpack_header
 from nbloader.batch.payload import PayloadSource, SegmentPayload
 from nbloader.events import NodeTransfer
-from nbloader.shm.arena import ArenaWriter
-from nbloader.shm.segment import NO_SEGMENT, Block, SegmentReader
+from nbloader.shm.segment import NO_SEGMENT, Block, FreeSegments, SegmentReader, anonymous_file, segment_size
 from nbloader.workers.cluster.clock import ClockOffset
 from nbloader.workers.cluster.protocol import BatchBegin
 
@@ -28,12 +28,11 @@ class IncomingBatches:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._writer = ArenaWriter(frozenset, lambda _number, _fd: frozenset(), lambda _number, _uids: None)
-
-    @property
-    def reader(self) -> SegmentReader:
-        """The reader, which lends segments to the consumer."""
-        return self._writer.reader
+        self.reader = SegmentReader()
+        """Lends segments to the consumer."""
+        self._free = FreeSegments(time.monotonic())
+        self._sizes: dict[int, int] = {}
+        self._created = 0
 
     def begin(self, nbytes: int) -> Block:
         """Allocate a segment for a batch.
@@ -43,16 +42,45 @@ class IncomingBatches:
             OSError: The segment cannot be mapped.
         """
         with self._lock:
-            return self._writer.begin(nbytes)
+            self._collect()
+            size = segment_size(nbytes)
+            number = self._free.take(size)
+            self._forget(self._free.unused(time.monotonic()))
+            if number is None:
+                number = self._create(size)
+            return Block(number, self.reader.mapping(number))
 
     def abort(self, block: Block) -> None:
         """Discard a segment because the rest of its batch will not arrive. Nothing else writes to the segment."""
-        self._writer.reader.discard(block.number)
+        self.reader.discard(block.number)
 
     def rest(self) -> None:
         """Release memory because the pool is idle, and keep one segment of each size."""
         with self._lock:
-            self._writer.rest()
+            self._collect()
+            self._forget(self._free.all_but(1))
+
+    def _create(self, size: int) -> int:
+        opened: list[int] = []
+        try:
+            self.reader.add(self._created, anonymous_file(size, opened))
+        finally:
+            for fd in opened:
+                os.close(fd)
+        number, self._created = self._created, self._created + 1
+        self._sizes[number] = size
+        return number
+
+    def _collect(self) -> None:
+        """Reuse the segments that nobody views any more, except for those that a forked process may view."""
+        self._forget(self.reader.take_inherited())
+        for number in self.reader.take_returned():
+            self._free.put(number, self._sizes[number])
+
+    def _forget(self, numbers: list[int]) -> None:
+        for number in numbers:
+            self.reader.forget(number)
+            del self._sizes[number]
 
 
 class ReceivedPayload(SegmentPayload):
@@ -127,9 +155,9 @@ class IncomingBatch:
             node=node,
             begin=min(max(clock.here(self._sent), collated), received),
             end=received,
-            nbytes=self._written + len(begin.extras) + len(begin.memory or b""),
+            nbytes=self._written + len(begin.skeleton) + len(begin.memory or b""),
         )
-        body = pack_header(*here) + begin.extras + (begin.memory or b"")
+        body = pack_header(*here) + begin.skeleton + (begin.memory or b"")
         return ReceivedPayload(source, body, received, transfer)
 
 

@@ -14,7 +14,6 @@ from typing import Any, Protocol
 from nbloader._util.format import megabytes
 from nbloader._util.system import process_space
 from nbloader.batch.header import unpack_header
-from nbloader.batch.payload import Layout
 from nbloader.errors import NbloaderError, WorkerStartError
 from nbloader.events import Machine
 from nbloader.events.failures import LoaderFailure
@@ -111,7 +110,6 @@ class RayHandle(WorkerHandle):
     ) -> None:
         super().__init__(worker, "ray", LocalStatus(0))
         self.segments = segments
-        self.layouts: dict[int, Layout] = {}
         self.link: NodeLink | None = None
         """The link to the node that the worker runs on; None until the worker is placed."""
         self.launched = False
@@ -181,7 +179,6 @@ class NodeLink:
         on_change: Called on the link's thread when the state has changed. When a link is lost, the link itself does not
             report that its workers have ended: the callee does.
         check: Raises an exception if the node has different versions of Python or nbloader.
-        output: "torch" or "numpy": what the arrays of a batch become.
     """
 
     def __init__(
@@ -192,7 +189,6 @@ class NodeLink:
         put: Callable[[WorkerMessage], None],
         on_change: Callable[[NodeLink], None],
         check: Callable[[NodeHello, NodeInfo], None],
-        output: str,
     ) -> None:
         self.node = node
         self.connection = connection
@@ -217,7 +213,6 @@ class NodeLink:
         self._put = put
         self._on_change = on_change
         self._check = check
-        self._output = output
         self._partial: IncomingBatch | None = None
         self.thread = threading.Thread(target=self._run, name=f"nbloader-node-{node.node_id[:8]}", daemon=True)
 
@@ -308,8 +303,6 @@ class NodeLink:
 
     def _begin(self, begin: BatchBegin, sent: int, pieces: deque[Any]) -> None:
         handle = self.handles.get(begin.uid)
-        if handle is not None and begin.layout is not None:
-            handle.layouts[unpack_header(begin.header).layout] = Layout(begin.layout, self._output)
         nbytes, block = bytes_to_follow(begin), None
         if nbytes and handle is not None:
             try:

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from nbloader._util.wakeup import Wakeup
-from nbloader.batch.payload import Layout, SegmentPayload
+from nbloader.batch.payload import SegmentPayload
 from nbloader.batch.task import JobKey, Task
 from nbloader.errors import NbloaderError
 from nbloader.events.failures import LoaderFailure
@@ -78,23 +78,18 @@ class OutgoingBatch:
 
 
 class Node:
-    """The workers of one loader on one machine.
+    """The workers of one loader on one machine."""
 
-    Args:
-        output: "torch" or "numpy": what the arrays of a batch become.
-    """
-
-    def __init__(self, output: str) -> None:
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._wakeup = Wakeup()
         self._own_path = list(sys.path)
         self._environment = Environment.of_this_process()
-        self._pool = ProcessPool("forkserver", output, environment=lambda: self._environment)
+        self._pool = ProcessPool("forkserver", environment=lambda: self._environment)
         self._setups: dict[int, ProcessSetup] = {}
         self._handles: dict[int, ProcessHandle] = {}  # by the notebook's uid
         self._uids: dict[int, int] = {}  # the notebook's uid by ours
         self._tasks: dict[int, dict[JobKey, Task]] = {}  # what workers hold, by the notebook's uid
-        self._layouts: dict[int, dict[int, Layout]] = {}  # those that the notebook has, by its uid and their number
         self._early: dict[int, tuple[Sequence[Command], SetupParts | None]] = {}
         self._next = 0  # the number of the commands to execute next
         self._outgoing: collections.deque[Entry | OutgoingBatch] = collections.deque()
@@ -167,7 +162,7 @@ class Node:
             self._outgoing.append(WorkerGone(command.uid, None, reason=f"could not be started: {error}"))
             return
         self._handles[command.uid], self._uids[handle.uid] = handle, command.uid
-        self._layouts[command.uid], self._tasks[command.uid] = {}, {}
+        self._tasks[command.uid] = {}
 
     def _submit(self, command: SubmitTasks) -> None:
         handle = self._handles.get(command.uid)
@@ -256,15 +251,11 @@ class Node:
                 self._outgoing.append(self._status(uid, self._handles[uid]))
             self._outgoing.append(dataclasses.replace(message, uid=uid))
             if isinstance(message, WorkerGone):
-                del self._uids[message.uid], self._handles[uid], self._layouts[uid], self._tasks[uid]
+                del self._uids[message.uid], self._handles[uid], self._tasks[uid]
 
     def _outgoing_batch(self, uid: int, message: BatchDone, payload: SegmentPayload) -> OutgoingBatch:
-        header, layout, known = payload.header, None, self._layouts[uid]
-        if payload.layout is not None and known.get(header.layout) is not payload.layout:  # numbers are reused
-            known[header.layout] = payload.layout
-            layout = bytes(payload.layout.tree)
-        parts = payload.parts()
-        begin = BatchBegin(uid, parts.header, parts.extras, layout, parts.inline, message.failed_samples)
+        header, parts = payload.header, payload.parts()
+        begin = BatchBegin(uid, parts.header, parts.skeleton, parts.inline, message.failed_samples)
         return OutgoingBatch(begin, parts.segment, header.nbytes, self._handles[uid].segments, header.segment)
 
     def _fill(self, credit: int) -> tuple[list[Entry], list[Any]]:
@@ -278,7 +269,7 @@ class Node:
             else:
                 if not item.sent:
                     entries.append(item.begin)
-                    credit -= len(item.begin.extras) + len(item.begin.memory or b"")
+                    credit -= len(item.begin.skeleton) + len(item.begin.memory or b"")
                 if item.memory is not None:
                     end = min(item.nbytes, item.sent + max(credit, 1))
                     data.append(np.frombuffer(item.memory, np.uint8, end - item.sent, item.sent))

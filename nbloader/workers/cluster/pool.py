@@ -116,7 +116,7 @@ class RayKind(WorkerKind):
 
     def create_pool(self) -> RayPool:
         """See `WorkerKind`."""
-        return RayPool(self.cluster, self.options.ray or RayOptions(), self.options.output)
+        return RayPool(self.cluster, self.options.ray or RayOptions())
 
 
 class ClusterSetup:
@@ -175,14 +175,12 @@ class RayPool(WorkerPool):
     Args:
         cluster: The cluster.
         options: How the cluster is used.
-        output: "torch" or "numpy": what the arrays of a batch become.
     """
 
-    def __init__(self, cluster: RayCluster, options: RayOptions, output: str) -> None:
+    def __init__(self, cluster: RayCluster, options: RayOptions) -> None:
         self._cluster = cluster
         self._session = cluster.session
         self._options = options
-        self._output = output
         self._handles: dict[int, RayHandle] = {}
         self._messages = MessageQueue()
         self._batches = IncomingBatches()
@@ -512,10 +510,8 @@ class RayPool(WorkerPool):
         for link in self._links:
             if link.node.node_id == node.node_id and link.alive:
                 return link
-        connection = self._cluster.create_connection(node, self._options, self._output)
-        link = NodeLink(
-            node, connection, self._batches, self._messages.put, self._on_change, check_versions, self._output
-        )
+        connection = self._cluster.create_connection(node, self._options)
+        link = NodeLink(node, connection, self._batches, self._messages.put, self._on_change, check_versions)
         link.credit = self._credit
         link.outbox.append(self._environment_command())
         with self._changed:

@@ -147,9 +147,7 @@ class BatchBegin(NamedTuple):
     uid: int
     header: bytes
     """See `BatchHeader`. Times are readings of the node's clock."""
-    extras: bytes
-    layout: bytes | None
-    """The pickled layout, in the first batch of the worker that has this layout; None in later batches."""
+    skeleton: bytes
     memory: bytes | None
     """The arrays of a small batch; None if they follow, or if there are none."""
     failed_samples: Sequence[SampleFailure]

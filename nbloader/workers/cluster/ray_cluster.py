@@ -155,7 +155,7 @@ class RayCluster:
             text = f"the dataset ({size / 1e6:,.0f} MB pickled) cannot be put into Ray's object store: {error}"
             raise DatasetTransferError(text) from error
 
-    def create_connection(self, node: NodeInfo, options: RayOptions, output: str) -> RayConnection:
+    def create_connection(self, node: NodeInfo, options: RayOptions) -> RayConnection:
         """Start an actor on a node, without waiting for it.
 
         Raises:
@@ -176,7 +176,7 @@ class RayCluster:
             scheduling_strategy=scheduling.NodeAffinitySchedulingStrategy(node.node_id, soft=False),
             runtime_env=None if options.runtime_env is None else dict(options.runtime_env),
         )
-        return RayConnection(ray, remote(_actor_class(ray)).remote(output), self)
+        return RayConnection(ray, remote(_actor_class(ray)).remote(), self)
 
 
 class RayConnection:
@@ -393,8 +393,7 @@ def _actor_class(ray: Any) -> type:
     """Create the actor class. It is local so that Ray pickles it by value, for nodes where nbloader is missing."""
 
     class NbloaderNode:
-        def __init__(self, output: str) -> None:
-            self.output = output
+        def __init__(self) -> None:
             self.node: Any = None
 
         @ray.method(concurrency_group="others")  # type: ignore[untyped-decorator,unused-ignore]
@@ -406,7 +405,7 @@ def _actor_class(ray: Any) -> type:
             python, pid = platform.python_version(), os.getpid()
             try:
                 version = importlib.import_module("nbloader").__version__
-                self.node = importlib.import_module("nbloader.workers.cluster.node").Node(self.output)
+                self.node = importlib.import_module("nbloader.workers.cluster.node").Node()
                 system = importlib.import_module("nbloader._util.system")
             except ImportError as error:
                 return python, "", f"{type(error).__name__}: {error}", pid, "", 0

@@ -1,277 +1,21 @@
-"""Chunks of a batch that several workers write side by side: offsets, arenas, and the batches that the loop gets."""
+"""Chunks of a batch that several workers produce, and the batches that the loop gets."""
 
 from __future__ import annotations
 
-import errno
 import gc
 import os
-import pickle
 import random
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from datasets import Deadly, Numbers, Raises, all_pids, flat, sigkill, wait_for
-from hypothesis import given
-from hypothesis import strategies as st
 from same import assert_same
 from stand_in import StandIn
 from torch.utils import data as theirs
 
 from nbloader import DataLoader, get_worker_info
 from nbloader import events as ev
-from nbloader.batch.chunk_arena import (
-    ARENA_FROM,
-    ArenaAllocator,
-    ChunkSlot,
-    ChunkWriter,
-    MemoryArena,
-    RowWriter,
-    ThreadChunkWriter,
-    place_rows,
-)
-from nbloader.batch.collate import Plan
-from nbloader.batch.header import BatchHeader
-from nbloader.batch.payload import LocalPayload
-from nbloader.batch.rebuild import builder
-from nbloader.batch.task import ChunkedBatch, Task
-from nbloader.shm import segment
-from nbloader.shm.arena import ArenaWriter
-from nbloader.shm.segment import anonymous_file, mapped
-
-# ---- offsets
-
-LEAVES = st.sampled_from([
-    lambda i: i,
-    float,
-    lambda i: bool(i % 2),
-    lambda i: f"name {i}",
-    lambda i: np.full((3, 2), i, "i2"),
-    lambda i: np.full((), i),
-    lambda i: np.zeros((0, 4)),
-    lambda i: torch.full((5,), i, dtype=torch.bfloat16),
-    lambda i: torch.full((2, 1), i, dtype=torch.complex64),
-])  # fmt: skip
-SAMPLES = st.recursive(
-    LEAVES,
-    lambda inner: st.one_of(
-        st.lists(inner, min_size=1, max_size=3).map(lambda parts: lambda i: [part(i) for part in parts]),
-        st.dictionaries(st.sampled_from("abc"), inner, min_size=1).map(
-            lambda parts: lambda i: {key: part(i) for key, part in parts.items()}
-        ),
-    ),
-    max_leaves=5,
-)
-
-
-@given(sample=SAMPLES, size=st.integers(1, 9), chunk=st.integers(1, 4))
-def test_chunks_written_side_by_side_equal_the_batch_collated_at_once(sample, size, chunk):
-    samples = [sample(i) for i in range(size)]
-    plan = Plan(samples)
-    expected = bytearray(max(plan.nbytes, 1))
-    plan.fill(expected)
-    assert place_rows(plan.tree, size, size, 0) == (plan.tree, plan.nbytes)
-    writer = ChunkWriter()
-    fd = anonymous_file(max(plan.nbytes, 1))
-    memory = mapped(fd, max(plan.nbytes, 1))
-    writer.arenas.add(7, fd)
-    writer._rows = {0: RowWriter(plan.tree)}
-    for _again in range(2):  # planned, then by the cached layout
-        extras = []
-        for start in range(0, size, chunk):
-            part = samples[start : start + chunk]
-            written = writer.write(part, ChunkSlot(list(range(len(part))), 7, 0, start, size))
-            assert written is not None
-            extras.append(written.extras)
-        joined = [[value for part in column for value in part] for column in zip(*extras, strict=True)]
-        assert bytes(memory)[: plan.nbytes] == bytes(expected)[: plan.nbytes]
-        assert_same(builder(plan.tree, "torch")(memory, joined), builder(plan.tree, "torch")(expected, joined))
-
-
-def test_a_chunk_with_another_layout_is_not_written_to_the_arena():
-    writer = ChunkWriter()
-    writer.arenas.add(0, anonymous_file(4096))
-    writer._rows = {3: RowWriter(Plan([np.zeros(4)]).tree)}
-    good, other = [np.ones(4)] * 2, [np.ones(5)] * 2
-    assert writer.write(good, ChunkSlot([0, 1], 0, 3, 0, 2)) is not None
-    for samples, slot in (
-        (other, ChunkSlot([0, 1], 0, 3, 0, 2)),
-        ([torch.ones(4)] * 2, ChunkSlot([0, 1], 0, 3, 0, 2)),
-        (good, ChunkSlot([0, 1, 2], 0, 3, 0, 3)),
-        (good, ChunkSlot([0, 1], 1, 3, 0, 2)),
-        (good, ChunkSlot([0, 1], 0, 4, 0, 2)),
-    ):
-        assert writer.write(samples, slot) is None
-    assert writer.write(good, ChunkSlot([0, 1], 0, 3, 0, 2)) is not None
-
-
-# ---- arenas
-
-
-class Workers:
-    """Records which workers have which arenas."""
-
-    def __init__(self, *uids):
-        self.uids = frozenset(uids)
-        self.have = {}
-        self.writer = ArenaWriter(lambda: self.uids, self.announce, self.retire)
-        self.allocator = ArenaAllocator("numpy", self.writer)
-        layout = SimpleNamespace(tree=pickle.dumps(Plan([np.zeros(1024)]).tree))
-        self.allocator.learn(SimpleNamespace(layout=layout))
-
-    def announce(self, number, fd):
-        os.fstat(fd)
-        self.have[number] = self.uids
-        return self.uids
-
-    def retire(self, number, uids):
-        assert self.have.pop(number) == uids
-
-    def begin(self, size=16):
-        batch = ChunkedBatch(Task(0, 0, list(range(size)), 0), 4)
-        batch.split(0)
-        batch.arena = self.allocator.allocate(size)
-        return batch
-
-
-def test_unused_arenas_are_freed():
-    workers = Workers(1, 2)
-    batches = [workers.begin() for _ in range(5)]
-    for batch in batches:
-        batch.arena.give_back()
-    del batches, batch
-    workers.writer.rest()
-    assert len(workers.have) == len(workers.writer.reader._maps) == 1
-    kept = [workers.begin() for _ in range(3)]
-    for batch in kept:
-        batch.arena.give_back()
-    for _ in range(3):
-        workers.writer._free._next_check = 0.0
-        batch = workers.begin()
-        batch.arena.give_back()
-    assert len(workers.have) == len(workers.writer.reader._maps) == len(workers.writer._sizes) == 1
-
-
-def test_an_arena_is_reused_when_nobody_views_the_batch():
-    workers = Workers(1, 2)
-    for _ in range(5):
-        workers.begin().arena.give_back()
-    held = [workers.begin().arena for _ in range(3)]
-    views = [arena._lend(100) for arena in held]
-    del held
-    assert len(workers.have) == 3
-    del views
-    gc.collect()  # a batch and its chunks refer to each other
-    assert workers.begin().arena.block.number in workers.have
-    assert len(workers.have) == 3
-
-
-def test_an_arena_that_a_worker_may_still_write_to_is_never_reused():
-    workers = Workers(1, 2)
-    abandoned = workers.begin()
-    number = abandoned.arena.block.number
-    del abandoned
-    gc.collect()
-    repeated = workers.begin()
-    assert repeated.arena.block.number != number
-    assert number not in workers.have
-    second = repeated.chunks[1]
-    assert workers.allocator.slot(second, 1)[0] == ChunkSlot([4, 5, 6, 7], repeated.arena.block.number, 0, 4, 16)
-    assert workers.allocator.slot(second, 2) is None
-    repeated.arena.give_back()
-    assert workers.begin().arena.block.number not in {number, repeated.arena.block.number}
-
-
-def test_a_worker_that_starts_later_gets_arenas_that_are_created_later():
-    workers = Workers(1, 2)
-    batch = workers.begin()
-    assert workers.allocator.slot(batch.chunks[0], 3) is None
-    batch.arena.give_back()
-    workers.uids = frozenset({1, 3})
-    again = workers.begin()
-    assert again.arena.block.number != batch.arena.block.number
-    assert workers.allocator.slot(again.chunks[0], 3) is not None
-    assert workers.allocator.slot(again.chunks[0], 2) is None
-
-
-def test_small_batches_and_batches_of_unknown_layout_get_no_arena():
-    assert Workers(1).begin(size=ARENA_FROM // 8192 - 1).arena is None
-    assert ArenaAllocator("numpy", Workers(1).writer).allocate(100) is None
-
-
-def test_an_arena_that_cannot_be_mapped_is_retired(monkeypatch):
-    workers = Workers(1, 2)
-
-    def no_memory(_fd, _size):
-        raise OSError(errno.ENOMEM, "no mappings left")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(segment, "mapped", no_memory)
-        assert workers.begin().arena is None
-    assert workers.have == {}
-    assert workers.begin().arena is not None
-
-
-# ---- threads
-
-
-def memory_arena(rows: int = 32, chunk_size: int = 8) -> MemoryArena:
-    return MemoryArena(rows, chunk_size, 100, "numpy")
-
-
-def chunk(number: int, count: int = 8) -> Task:
-    return Task(0, 0, list(range(count)), 0, job=100 + number)
-
-
-def test_threads_write_to_one_block_of_memory_in_any_order():
-    arena, writers = memory_arena(), [ThreadChunkWriter() for _ in range(2)]
-    payloads = {}
-    for number in (2, 0, 3, 1):
-        samples = [{"x": np.full(1000, number * 8 + i, "i8"), "name": str(number * 8 + i)} for i in range(8)]
-        written = writers[number % 2].write(samples, chunk(number), arena)
-        assert written is not None
-        payloads[number] = LocalPayload(
-            None, BatchHeader(*(0,) * 6, 8, *(0,) * 7), 0, in_arena=True, extras=written.extras
-        )
-    batch = arena.open([payloads[number] for number in range(4)])
-    assert batch["x"][:, 7].tolist() == list(range(32))
-    assert batch["name"] == [str(i) for i in range(32)]
-    assert arena.read(payloads[2], 16)["x"][:, 0].tolist() == list(range(16, 24))
-
-
-def test_a_chunk_that_is_produced_again_is_not_written_where_another_thread_may_still_write():
-    arena, writer = memory_arena(), ThreadChunkWriter()
-    samples = [np.zeros(1000) for _ in range(8)]
-    assert writer.write(samples, chunk(1), arena) is not None
-    assert ThreadChunkWriter().write(samples, chunk(1), arena) is None
-    assert writer.write(samples, chunk(2), arena) is not None
-
-
-@pytest.mark.parametrize(
-    "samples",
-    [[np.zeros(10)] * 8, [np.zeros(1000)] * 7, [{1, 2}] * 8, ["a"] * 8],
-    ids=["small", "some left out", "not known", "no arrays"],
-)
-def test_a_chunk_that_does_not_fit_gets_memory_of_its_own(samples):
-    class Unknown(list):
-        pass
-
-    if isinstance(samples[0], set):
-        samples = [Unknown([1])] * 8
-    assert ThreadChunkWriter().write(samples, chunk(0), memory_arena()) is None
-
-
-def test_a_chunk_with_another_layout_than_the_first_gets_memory_of_its_own():
-    arena, one, other = memory_arena(), ThreadChunkWriter(), ThreadChunkWriter()
-    assert one.write([np.zeros(1000)] * 8, chunk(0), arena) is not None
-    assert other.write([np.zeros(2000)] * 8, chunk(1), arena) is None
-    arena = memory_arena()
-    assert other.write([np.zeros(1000)] * 8, chunk(0), arena) is None, "it still has the previous layout"
-    assert other.write([np.zeros(1000)] * 8, chunk(0), memory_arena()) is not None
-
-
-# ---- in the loop
 
 
 @pytest.fixture(params=[{"num_workers": 2}, {"num_workers": 2, "workers": "thread"}, {"num_workers": 0}], ids=str)
@@ -279,17 +23,8 @@ def who(request):
     return request.param
 
 
-@pytest.mark.parametrize("arguments", [{"num_workers": 2, "workers": "thread"}, {"num_workers": 0}], ids=str)
-def test_in_this_process_the_large_arrays_of_a_batch_are_views_of_the_arena(arguments):
-    with DataLoader(Rows(64), 16, chunk_size=4, output="numpy", **arguments) as loader:
-        for batch in loader:
-            assert isinstance(batch["x"].base, bytearray), "joined chunks would have memory of their own"
-            assert len(batch["x"].base) > batch["x"].nbytes + batch["t"].nbytes
-            assert [len(batch[name].base) for name in "ti"] == [batch["t"].nbytes, batch["i"].nbytes]
-
-
 class Rows(Numbers):
-    """Large samples of several parts; those from `other` on have another layout."""
+    """Large samples of several parts; those from `other` on have another dtype."""
 
     def __init__(self, n, other=10**9):
         super().__init__(n)
@@ -304,10 +39,6 @@ def expected(dataset, *args, **kwargs):
     return list(theirs.DataLoader(dataset, *args, **kwargs))
 
 
-def arenas(loader):
-    return loader._engine._group.pool._arenas
-
-
 @pytest.mark.parametrize("workers", ["process", "thread"])
 def test_uneven_batches_of_a_batch_sampler_are_split_too(workers):
     batches = [list(range(9)), [5], list(range(20, 60)), [3, 1], list(range(16))]
@@ -319,33 +50,29 @@ def test_uneven_batches_of_a_batch_sampler_are_split_too(workers):
 
 
 @pytest.mark.parametrize("output", ["torch", "numpy"])
-def test_kept_batches_stay_unchanged_and_dropped_batches_free_their_arenas(output, monkeypatch):
-    monkeypatch.setattr(segment, "KEEP", 3600.0)  # no arena is returned to the system because the machine is busy
-    poisoned = set()
-    poison = ArenaWriter.poison
-    monkeypatch.setattr(ArenaWriter, "poison", lambda self, block: (poisoned.add(block.number), poison(self, block)))
+def test_kept_batches_stay_unchanged_and_dropped_batches_free_their_segments(output):
     dataset = Rows(96)
     with DataLoader(dataset, 16, chunk_size=4, num_workers=2, output=output, persistent_workers=True) as loader:
         list(loader)
         wait_for(lambda: sum(w.state != "starting" for w in loader.stats().workers) == 2)
-        for _ in range(2):  # both workers have these arenas
+        for _ in range(2):
             kept = list(loader)
             if output == "numpy":
                 kept = [{k: torch.as_tensor(v) if k in "xt" or k == "i" else v for k, v in b.items()} for b in kept]
             assert_same(kept, expected(dataset, 16))
-        assert arenas(loader)._created > 4
         del kept
-        made, lost = arenas(loader)._created, len(poisoned)
+        enough = mapped_segments(loader)
         for _ in range(5):
             for batch in loader:
                 assert batch["x"][:, 0].tolist() == batch["i"].tolist()
-        # A chunk that is given to a worker for the second time costs the arena of its batch. An epoch of 6 batches,
-        # with those that the loop still holds, occupies at most 8.
-        enough = max(made, lost + 8) + len(poisoned) - lost
-        assert arenas(loader)._created <= enough < made + 30, "arenas are reused"
+        assert mapped_segments(loader) <= enough + 8, "segments are reused"
 
 
-def test_an_abandoned_epoch_frees_its_arenas_at_once():
+def mapped_segments(loader):
+    return sum(len(handle.segments._maps) for handle in loader._engine._group.pool.handles.values())
+
+
+def test_an_abandoned_epoch_frees_its_segments_at_once():
     """A batch and its chunks refer to each other: its memory was kept until the next garbage collection."""
     gc.collect()
     gc.disable()
@@ -359,13 +86,13 @@ def test_an_abandoned_epoch_frees_its_arenas_at_once():
                 del batches
                 wait_for(lambda: loader.stats().ready == 0)
             list(loader)
-            assert len(arenas(loader).reader._maps) < 20
+            assert mapped_segments(loader) < 100
     finally:
         gc.enable()
 
 
 @pytest.mark.parametrize("workers", ["process", "thread"])
-def test_a_layout_that_changes_in_mid_epoch_costs_only_a_copy(workers):
+def test_batches_whose_dtype_changes_in_the_middle_of_an_epoch_are_joined(workers):
     for other in (22, 32):
         dataset = Rows(64, other=other)
         with DataLoader(dataset, 8, chunk_size=2, num_workers=2, workers=workers) as loader:
@@ -564,7 +291,7 @@ def test_a_batch_without_samples_is_one_error_and_the_others_come(who):
 
 @pytest.mark.parametrize("way", ["registered", "copied", "pageable"])
 def test_a_batch_of_chunks_is_uploaded_as_one(way, who):
-    """From the arena that workers wrote: pinned where it lies, or copied once."""
+    """Its chunks are joined first, in memory that is not pinned."""
     device = StandIn(way=way)
     with DataLoader(Rows(64), 8, chunk_size=2, device=device, pin_memory=False, **who) as loader:
         for _ in range(2):
