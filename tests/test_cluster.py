@@ -20,7 +20,7 @@ import torch
 from datasets import begin, flat, wait_for
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from light import Fragile, Hangs, Held, Large, Numbers, Slow, Varied
+from light import Fragile, Hangs, Large, Numbers, Slow, Varied
 
 import nbloader
 from nbloader import DataLoader, LoaderTimeoutError, NbloaderError, RayOptions, WorkerStartError, get_worker_info
@@ -286,9 +286,13 @@ def test_the_dataset_is_put_once_a_version_and_batches_come_in_pieces(on_cluster
         cluster.alive = [dataclasses.replace(node, store_bytes=8 << 20) for node in cluster.alive]
         epochs = [list(loader)]
         dataset.extra = 1
-        epochs.append(list(loader))
-        wait_for(lambda: [len(connection._node._setups) for connection in cluster.connections] == [1, 1])
-        assert "0 on 10.0.0.0 (aaaaaaaa)" in str(loader.stats())
+        texts = []
+        epochs.append([])
+        for batch in loader:
+            epochs[1].append(batch)
+            texts.append(str(loader.stats()))
+            wait_for(lambda: [len(connection._node._setups) for connection in cluster.connections] == [1, 1])
+        assert "0 on 10.0.0.0 (aaaaaaaa)" in texts[0]
         records = list(loader.events.batches())
     for epoch in epochs:
         assert [batch[:, 0].tolist() for batch in epoch] == [[0, 1], [2, 3]]
@@ -393,13 +397,13 @@ def test_a_cluster_without_a_place_for_workers_is_an_error(on_cluster, options, 
 
 
 def test_workers_are_measured_where_they_share_the_processes_of_the_notebook(on_cluster):
-    with on_cluster(FakeCluster(1), Slow(40), 4, num_workers=1) as loader:
+    with on_cluster(FakeCluster(1), Slow(40), 4, num_workers=1, persistent_workers=True) as loader:
         assert flat(loader) == list(range(40))
         wait_for(lambda: all(worker.cpu_percent is not None for worker in loader.stats().workers))
         assert [worker.pid for worker in loader._engine.worker_threads()] == [loader.stats().workers[0].pid]
         assert loader._parts.monitor._aggregator.epoch_evidence().workers_here == 1
     far = FakeCluster(1, processes="another machine", cores=3)
-    with on_cluster(far, Slow(160), 4, num_workers=2) as loader:
+    with on_cluster(far, Slow(160), 4, num_workers=2, persistent_workers=True) as loader:
         assert flat(loader) == list(range(160))
         assert {worker.cpu_percent for worker in loader.stats().workers} == {None}
         ready = [event for event in list(loader.events.history) if isinstance(event, ev.WorkerReady)]
@@ -431,18 +435,6 @@ def test_a_line_says_that_a_node_takes_long_to_start_its_actor(on_cluster, capfd
     assert text().count("It reserves {'CPU': 4}, which other tasks may hold") == 1
 
 
-def test_what_is_queued_for_a_slow_node_is_produced_by_others(on_cluster, tmp_path):
-    flag = tmp_path / "flag"
-    flag.touch()
-    with on_cluster(FakeCluster(2), Held(12, flag=flag, only=0), num_workers=2, prefetch=12) as loader:
-        epoch = iter(loader)
-        wait_for(lambda: loader.stats().state == "running")
-        wait_for(lambda: sum(worker.batches for worker in loader.stats().workers) == 11)
-        flag.unlink()
-        assert flat(epoch) == list(range(12))
-        assert {record.attempt for record in loader.events.batches()} == {1}
-
-
 def test_a_node_that_joins_gets_workers_while_the_loop_runs(on_cluster, monkeypatch):
     monkeypatch.setattr(cluster_pool, "LOOK_FOR_NODES", 0.01)
     cluster = FakeCluster(1)
@@ -465,7 +457,7 @@ def test_workers_that_are_being_ended_do_not_count_when_others_are_placed(on_clu
     def starts():
         return sum(isinstance(command, StartWorker) for link in cluster.connections for command in link.commands)
 
-    with on_cluster(cluster, Numbers(8), 2, num_workers=1) as loader:
+    with on_cluster(cluster, Numbers(8), 2, num_workers=1, persistent_workers=True) as loader:
         assert flat(loader) == list(range(8))
         cluster.connections[0].free.clear()  # the end of its worker is not reported yet
         loader.restart_workers()

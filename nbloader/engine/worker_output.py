@@ -6,6 +6,7 @@ import collections
 import contextlib
 import contextvars
 import sys
+import threading
 from typing import NamedTuple
 
 
@@ -26,6 +27,8 @@ class WorkerOutput:
 
     def __init__(self) -> None:
         self._texts: collections.deque[Text] = collections.deque()
+        self._printing = threading.RLock()
+        """Held while texts are printed: at the end of an epoch, the consumer waits for what another thread prints."""
         self._context = contextvars.copy_context()
 
     def add(self, stream: str, text: str) -> None:
@@ -42,15 +45,13 @@ class WorkerOutput:
 
     def show(self) -> None:
         """Print the buffered texts. Called on the thread of the cell."""
-        while self._texts:
-            try:
+        with self._printing:
+            while self._texts:
                 stream, text = self._texts.popleft()
-            except IndexError:  # another thread took it
-                return
-            target = sys.stdout if stream == "stdout" else sys.stderr
-            with contextlib.suppress(Exception):  # a closed or replaced stream must not end the epoch
-                target.write(text)
-                target.flush()
+                target = sys.stdout if stream == "stdout" else sys.stderr
+                with contextlib.suppress(Exception):  # a closed or replaced stream must not end the epoch
+                    target.write(text)
+                    target.flush()
 
     def show_in_context(self) -> None:
         """Print the buffered texts in the context of the cell. Thread-safe.
