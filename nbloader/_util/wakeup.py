@@ -58,6 +58,29 @@ class Wakeup:
             if fd == self._read.fileno():
                 self.clear()
 
+    def pause(self, seconds: float) -> None:
+        """Block until the event is set or a short time has passed.
+
+        The timeout has a resolution of microseconds; `wait` uses `poll`, which rounds up to milliseconds.
+
+        Args:
+            seconds: Maximum time to wait.
+
+        Raises:
+            RuntimeError: Another thread is waiting.
+        """
+        if self._waiting:
+            raise RuntimeError(CONCURRENT_NEXT)
+        try:
+            self._waiting = True
+            ready = select.select((self._read,), (), (), max(0.0, seconds))[0]
+        except (ValueError, OSError):  # `select` rejects descriptors above 1023, and closed sockets
+            ready = []
+        finally:
+            self._waiting = False
+        if ready:
+            self.clear()
+
     def fileno(self) -> int:
         """Return a descriptor that is readable while a wake-up is pending."""
         return self._read.fileno()

@@ -676,14 +676,18 @@ class Engine:
         if check.due is not None:
             self._on_due(check.due, timer, epoch)
             return
-        timer.fresh = False
+        nap, timer.fresh = plan.nap if timer.fresh else 0.0, False
         limits = [check.left, self.callbacks.interval]
         if self._group.forked and not plan.paused:
             waited = (_clock() - timer.since) / 1e9
             if timer.forks.left(waited) <= 0:
                 self._look_at_forked(timer.forks, waited)
             limits.append(timer.forks.left(waited))
-        wakeup.wait(fileno, min((seconds for seconds in limits if seconds is not None), default=None))
+        limit = min((seconds for seconds in limits if seconds is not None), default=None)
+        if nap:
+            wakeup.pause(nap if limit is None else min(nap, limit))
+        else:
+            wakeup.wait(fileno, limit)
         self.callbacks.call(waiting=True)
 
     def _look_at_forked(self, watch: ForkWatch, waited: float) -> None:

@@ -92,6 +92,8 @@ class WaitPlan(NamedTuple):
     paused: bool
     blocked: bool
     """Whether nothing is delivered because the loader is paused and no step is left."""
+    nap: float
+    """Seconds for which arriving batches need not wake the consumer."""
 
 
 _Key: TypeAlias = "tuple[int, int]"
@@ -478,10 +480,12 @@ class Dispatcher(Generic[R]):
 
     def plan_wait(self, epoch: int) -> WaitPlan:
         """Plan how the consumer of an iteration waits."""
+        state = self.iterations[epoch]
         return WaitPlan(
             number=self.upcoming(epoch),
-            first=not self.iterations[epoch].taken,
+            first=not state.taken,
             refill=self.refill_size(epoch) > 0,
             paused=self.paused,
             blocked=self.paused and not self.steps,
+            nap=self.policy.nap(state.assigned) if state.taken and not self.paused else 0.0,
         )

@@ -245,7 +245,7 @@ def _memory(turns):
     """What the array and a process that has imported torch take without a loader is reported, too."""
     judged = at_most("of torch's memory", [100 * r for r in ratios(turns, OURS, TORCH)], 105, "{:.1f} %")
     before = f"{median(turns, OURS, 'before'):,.0f} MB of it before the loader was created"
-    kept = f"{median(turns, OURS, 'segments'):,.0f} MB of segments kept for the next epoch"
+    kept = f"{median(turns, OURS, 'segments'):,.0f} MB of segments"
     return [
         replace(judged, found=f"{judged.found}; {before}; {kept}"),
         _first_batch(turns, "first"),
