@@ -64,7 +64,8 @@ demo demo-cluster:
 	    --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks/$(NOTEBOOK).ipynb \
 	    $(if $(filter none,$(BROWSER)),--no-browser) $$([ "$$(id -u)" -ne 0 ] || echo --allow-root)
 
-test: lint $(MADE)-docs $(VENV)/kernels/ipykernel-6.30/.made $(VENV)/kernels/ipykernel-7.3/.made
+KERNELS := 6.30 7.0 7.3
+test: lint $(MADE)-docs $(KERNELS:%=$(VENV)/kernels/ipykernel-%/.made)
 	@# tests/test_course.py runs the notebooks of the course, with the key filled in.
 	@$(PY) tests/lanes.py $(MAKE)
 
@@ -165,7 +166,7 @@ $(MADE)-release: $(MADE) pyproject.toml constraints.txt
 	$(PIP) install --quiet --constraint constraints.txt 'build>=1.2,<2' 'twine>=6,<8'
 	touch $@
 
-# Two more kernels for the browser tests: these versions of ipykernel handle clicks during a busy cell differently.
+# More kernels for the browser tests: these versions of ipykernel handle clicks during a busy cell differently.
 $(VENV)/kernels/ipykernel-%/.made: $(MADE)-test
 	rm -rf $(@D)
 	$(PIP) install --quiet --no-deps --target $(@D) 'ipykernel==$*.*'

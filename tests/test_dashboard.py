@@ -494,7 +494,7 @@ def test_a_stuck_worker_is_named() -> None:
     worker = dataclasses.replace(loader.stats().workers[0], stuck=True, batch=7, sample=99, batch_age=12.0)
     (row,) = Workers().news(Frame(dataclasses.replace(loader.stats(), workers=(worker,))))
     assert row["state"] == "stuck"
-    assert "7, sample 99, 12.0 s" in row["cells"]
+    assert "7, sample 99, 12 s" in row["cells"]
 
 
 def test_points_become_columns_and_values_that_are_not_finite_none() -> None:

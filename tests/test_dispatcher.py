@@ -41,6 +41,9 @@ class FixedPolicy:
     def affords(self, outstanding: int) -> bool:
         return outstanding < self.affordable
 
+    def nap(self, held: int) -> float:
+        return 0.0
+
 
 NOW = 10
 

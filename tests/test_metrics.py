@@ -331,7 +331,7 @@ def test_paused_time_is_left_out_of_rates_and_shares():
     paused = stats.snapshot(gauges(now + 60 * S, state="paused", waiting_since=now, waiting_for=20, ready=2))
     assert paused.wait_share == pytest.approx(before.wait_share)
     assert paused.batches_per_second == pytest.approx(before.batches_per_second)
-    assert paused.verdict == "Paused for 60.0 s with 2 batches ready; call resume() to continue."
+    assert paused.verdict == "Paused for 60 s with 2 batches ready; call resume() to continue."
     assert paused.eta is None
     stats.update(LoaderResumed(now + 60 * S))
     stats.update(record(now, wait=60 * S + 10 * MS, step=30 * MS, index=20))
@@ -583,7 +583,7 @@ def test_verdict_while_starting_up():
     assert (cause, text) == ("starting", "Starting up for 1.2 s: 1 of 2 workers ready.")
     busy = gauge(0, state="fetching", batch=0, sample=17), gauge(1, state="fetching", batch=1, since=START + S)
     cause, text = verdict(stats, gauges(START + 12 * S, *busy, waiting_since=START, waiting_for=0))
-    assert text == "Starting up for 12.0 s: no batch yet. Worker 0 has been processing batch 0, sample 17, for 12.0 s."
+    assert text == "Starting up for 12 s: no batch yet. Worker 0 has been processing batch 0, sample 17, for 12 s."
     stats.update(record(START, wait=13 * S))
     cause, text = verdict(stats, gauges(START + 14 * S, *pair(), waiting_since=START + 13 * S + 10 * MS))
     assert (cause, text) == ("starting", "The first batch came after 13.0 s; one is too few for a verdict.")
@@ -666,7 +666,7 @@ def test_verdict_for_a_stuck_worker():
     assert (s.cause, s.verdict) == (
         "worker",
         (
-            "Worker 1 seems stuck: it has been processing batch 50, sample 938, for 34.0 s; a batch usually takes "
+            "Worker 1 seems stuck: it has been processing batch 50, sample 938, for 34 s; a batch usually takes "
             "50.0 ms, and the loop is waiting for it. Restart it: loader.restart_workers([1])."
         ),
     )
@@ -830,8 +830,8 @@ def test_verdict_after_a_tiny_epoch_names_no_cause():
     assert verdict(stats, gauges(now, state="idle")) == (
         "idle",
         (
-            "Epoch 0 ended with an error after 2 of 100 batches in 20.0 ms (ValueError: bad sample); the loop waited "
-            "0 % of the time. These are too few batches to tell why."
+            "Epoch 0 ended with an error after 2 of 100 batches in 20.0 ms (sample 7: ValueError: bad sample); the "
+            "loop waited 0 % of the time. These are too few batches to tell why."
         ),
     )
 
@@ -1051,7 +1051,7 @@ def test_the_batch_that_the_loop_is_processing_counts_as_delivered():
     s = stats.snapshot(gauges(START + 3 * S, *pair(), epoch=0, delivered=1, at=0, at_since=START + S))
     assert s.batches_done == 1
     assert s.at_for == pytest.approx(2)
-    assert s.verdict == "The first batch came after 1.0 s; the loop has worked on it for 2.0 s."
+    assert s.verdict == "The first batch came after 1.0 s; the loop has worked on it for 2 s."
 
 
 def test_many_pauses_do_not_count_as_waiting():
@@ -1158,3 +1158,51 @@ def test_the_start_of_workers_counts_for_the_epoch_that_waited_for_it():
     s = stats.snapshot(gauges(now))
     assert s.epoch_verdict.cause == "startup"
     assert "to start" not in s.epoch_verdict.sentence, "these workers ran already"
+
+
+def test_nothing_is_compared_with_a_usual_batch_before_one_is_known():
+    stats = new_stats()
+    stats.update(EpochStarted(START, 0, 10, 2))
+    hung = gauge(1, state="fetching", batch=1, since=START)
+    s = stats.snapshot(gauges(START + 30 * S, gauge(0), hung, waiting_since=START, waiting_for=0, reordering=1))
+    assert (s.cause, s.restart) == ("starting", ())
+    assert "usually" not in s.verdict
+
+
+@pytest.mark.parametrize(("lasts", "stuck"), [(2.7, False), (9.0, False), (11.0, True)])
+def test_the_first_batches_of_an_epoch_may_take_ten_seconds(lasts, stuck):
+    stats = new_stats()
+    now = loop(stats, 50, make=2 * MS)
+    stats.update(EpochEnded(now, 0, 50, "exhausted"))
+    stats.update(EpochStarted(now, 1, 100, 2))
+    later = now + int(lasts * S)
+    busy = gauge(0, state="fetching", batch=0, since=now), gauge(1)
+    s = stats.snapshot(gauges(later, *busy, epoch=1, waiting_since=now, waiting_for=0))
+    assert s.workers[0].stuck is stuck
+    assert ("usually takes 2.00 ms" in s.verdict) is stuck
+
+
+def test_a_batch_of_an_earlier_iterator_is_not_what_a_new_one_starts_with():
+    stats = new_stats()
+    now = loop(stats, 50, make=2 * MS)
+    stats.update(EpochStarted(now, 1, 20, 2))
+    old = gauge(0, state="fetching", batch=7, since=now - 5 * S, left=True), gauge(1)
+    _cause, text = verdict(stats, gauges(now + 19 * MS, *old, epoch=1, waiting_since=now, waiting_for=0))
+    assert text == "Starting up for 19.0 ms: no batch yet."
+
+
+def test_the_verdict_about_an_epoch_that_has_ended_does_not_change():
+    stats = new_stats()
+    now = loop(stats, 50, wait=9 * MS, make=18 * MS)
+    stats.update(EpochEnded(now, 0, 50, "exhausted"))
+    first = verdict(stats, gauges(now, *pair(), state="idle"))
+    assert verdict(stats, gauges(now + 3600 * S, state="idle")) == first
+    assert verdict(stats, gauges(now + 7200 * S, gauge(0), state="closed"))[0] == first[0]
+
+
+def test_a_loop_that_an_error_stopped_names_the_sample():
+    stats = new_stats()
+    now = loop(stats, 10)
+    stats.update(BatchFailed(now, 0, 10, 1, 1234, "ValueError: image is truncated"))
+    stats.update(LoopStopped(now + 90 * MS, 0, 10, "ValueError: image is truncated", interrupted=False))
+    assert "sample 1234 of batch 10 raised ValueError: image is truncated" in verdict(stats, gauges(now + S))[1]

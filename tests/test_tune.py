@@ -212,7 +212,7 @@ def test_a_gain_within_the_noise_is_none():
 def test_the_table_shows_what_was_kept():
     found = search(lambda workers, _: min(workers, 2), (1, 2), 4)
     lines = table(found.trials, found.best).splitlines()
-    assert [line.split()[-1] for line in lines[:3]] == ["faster", "best", "undone"]
+    assert [line.split()[-1] for line in lines[:3]] == ["before", "best", "faster"]
     assert lines[0].startswith("num_workers=1, prefetch_factor=2")
 
 
@@ -246,8 +246,8 @@ def test_the_plot_has_a_dot_for_each_trial_and_the_line_of_code_can_be_copied():
     assert page.dots == len(found.trials)
     assert page.texts[-1] == "DataLoader(..., num_workers=2, prefetch_factor=2)"
     assert "a < b" in page.texts
-    outcomes = [text for text in page.texts if text in ("best", "faster", "undone")]
-    assert outcomes == [outcome(trial, found.best) for trial in found.trials]
+    outcomes = [text for text in page.texts if text in ("before", "best", "faster", "no faster", "slower")]
+    assert outcomes == [outcome(trial, found.best, found.trials) for trial in found.trials]
     assert any(text == "before: num_workers=1, prefetch_factor=2" for text in page.texts)
     nothing = Page(html_of([], None, found.start, found.start, "Waiting for a loop."))
     assert (nothing.dots, nothing.open) == (0, [])

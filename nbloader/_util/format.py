@@ -21,6 +21,8 @@ _LONG = 99.95
 _MINUTE = _HOUR = 60
 _UNITS = ((1e9, "GB"), (1e6, "MB"), (0, "kB"))
 _ALMOST_NOTHING = 0.005
+WHOLE_SECONDS = 2.0
+"""Age from which it is shown in whole seconds, seconds."""
 
 
 def number(value: float) -> str:
@@ -48,6 +50,14 @@ def duration(seconds: float) -> str:
     if minutes < _HOUR:
         return f"{minutes} min {rest:02d} s"
     return f"{minutes // _HOUR:,} h {minutes % _HOUR:02d} min"
+
+
+def age(seconds: float) -> str:
+    """Format how long something has lasted so far: as a duration, from two seconds on in whole seconds.
+
+    Ages that are shown side by side agree then, and change no more often than once a second.
+    """
+    return duration(seconds) if seconds < WHOLE_SECONDS or seconds >= _LONG else f"{int(seconds)} s"
 
 
 def megabytes(count: float) -> str:

@@ -9,6 +9,8 @@ import threading
 import time
 from collections.abc import Callable, Collection
 
+from nbloader._util.threads import daemon
+
 log = logging.getLogger(__name__)
 
 TICK, SLOWEST_TICK = 0.25, 1.0
@@ -46,7 +48,7 @@ class Publisher:
         self._costs: collections.deque[float] = collections.deque([0.0] * COSTS, maxlen=COSTS)
         self._wake = threading.Event()
         self._ended = threading.Event()
-        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self.thread = daemon(self._run, name=name)
 
     def start(self) -> None:
         """Start the thread. The first tick is immediate."""

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from IPython import get_ipython
 
 from nbloader._util.format import clean
+from nbloader._util.threads import daemon
 from nbloader.dashboard import static
 from nbloader.dashboard.assets import ASSETS
 from nbloader.dashboard.commands import execute
@@ -137,10 +138,7 @@ class Dashboard:
         elif kind == "close_explorer":
             self._close_explorer(str(view))
         elif kind == "request":  # on a thread, because it may be slow: a stack, a trace, the import of Bokeh
-            thread = threading.Thread(
-                target=self._respond, args=(message,), daemon=True, name="nbloader-dashboard-request"
-            )
-            thread.start()
+            daemon(self._respond, message, name="nbloader-dashboard-request").start()
         elif kind == "command":
             self._command(message)
 
@@ -188,7 +186,7 @@ class Dashboard:
     def _close_explorer(self, view: str) -> None:
         explorer = self._explorers.pop(view, None)
         if explorer is not None:  # on a thread, because its workers get half a second to end
-            threading.Thread(target=explorer.close, daemon=True, name="nbloader-dashboard-explorer").start()
+            daemon(explorer.close, name="nbloader-dashboard-explorer").start()
 
     # Outgoing: on the publisher's thread.
 

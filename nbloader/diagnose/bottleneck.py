@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nbloader._util.format import clean, duration, percent, plural
+from nbloader._util.format import age, clean, duration, percent, plural
 from nbloader.diagnose.causes import MIN_BATCHES, SMALL_WAIT, Cause
 from nbloader.diagnose.common import in_common
 from nbloader.diagnose.sentences import verdict
@@ -49,7 +49,7 @@ def judge(s: Snapshot, status: LoaderStatus, now: Evidence, epoch: Evidence) -> 
         return Diagnosis(Verdict("closed", "The loader is closed.") if closed else new, Verdict(), Verdict())
     recent, whole = verdict(now), verdict(epoch)
     common = in_common(epoch.slow_indices, epoch.usual_indices, epoch.facts) if epoch.slow_indices else ""
-    headline = _headline(s, status, now, recent, whole)
+    headline = _headline(s, status, recent, whole)
     left_out = _left_out(status)
     if left_out:
         headline = headline._replace(sentence=f"{headline.sentence} {left_out}")
@@ -69,13 +69,13 @@ def _left_out(status: LoaderStatus) -> str:
     )
 
 
-def _headline(s: Snapshot, status: LoaderStatus, now: Evidence, recent: Verdict, whole: Verdict) -> Verdict:
+def _headline(s: Snapshot, status: LoaderStatus, recent: Verdict, whole: Verdict) -> Verdict:
     if status.ended or s.state in ("closed", "stopped"):
         return _after_epoch(s, status, whole)
     if s.state == "paused":
-        since = "" if status.paused_for is None else f" for {duration(status.paused_for)}"
+        since = "" if status.paused_for is None else f" for {age(status.paused_for)}"
         return Verdict("paused", f"Paused{since} with {plural(s.ready, 'batch')} ready; call resume() to continue.")
-    return _stuck(s, now, status) or _starting(s, status) or recent
+    return _stuck(s, status) or _starting(s, status) or recent
 
 
 def _after_epoch(s: Snapshot, status: LoaderStatus, whole: Verdict) -> Verdict:
@@ -83,7 +83,8 @@ def _after_epoch(s: Snapshot, status: LoaderStatus, whole: Verdict) -> Verdict:
     total = "" if s.batches_total is None or status.ended == "exhausted" else f" of {s.batches_total:,}"
     head = f"Epoch {s.epoch} {how} after {s.batches_done:,}{total} batches in {duration(s.elapsed)}"
     if status.ended == "error" and status.error:
-        head += f" ({clean(status.error, 80)})"
+        sample = f"sample {status.failed_sample}: " if status.failed_sample else ""
+        head += f" ({sample}{clean(status.error, 80)})"
     if status.stopped is not None:
         head = _stopped(s, status, status.stopped)
     if s.state == "closed" and status.ended != "closed":
@@ -100,7 +101,8 @@ def _stopped(s: Snapshot, status: LoaderStatus, stop: LoopStopped) -> str:
     if stop.interrupted:
         waited = duration(status.stop_waited)
         return f"Epoch {s.epoch} was interrupted {done}, while the loop waited for batch {stop.index} ({waited})"
-    return f"Epoch {s.epoch} stopped {done}: batch {stop.index} raised {clean(stop.error, 160)}"
+    sample = f"sample {status.failed_sample} of " if status.failed_sample else ""
+    return f"Epoch {s.epoch} stopped {done}: {sample}batch {stop.index} raised {clean(stop.error, 160)}"
 
 
 def _starting(s: Snapshot, e: LoaderStatus) -> Verdict | None:
@@ -109,17 +111,18 @@ def _starting(s: Snapshot, e: LoaderStatus) -> Verdict | None:
         if s.workers and ready < len(s.workers):
             return Verdict(
                 "starting",
-                f"Starting up for {duration(s.elapsed)}: {ready} of {plural(len(s.workers), 'worker')} ready.",
+                f"Starting up for {age(s.elapsed)}: {ready} of {plural(len(s.workers), 'worker')} ready.",
             )
-        at = max((w for w in s.workers if w.batch is not None), key=lambda w: w.batch_age or 0.0, default=None)
+        busy = (w for w in s.workers if w.batch is not None and not w.left and (w.batch_age or 0.0) <= s.elapsed)
+        at = max(busy, key=lambda w: w.batch_age or 0.0, default=None)
         where = "" if at is None else f" Worker {at.worker} has been processing {_current_batch(at)}."
         expected = "" if s.first_batch_in is None else f" At this pace it comes in {duration(s.first_batch_in)}."
-        return Verdict("starting", f"Starting up for {duration(s.elapsed)}: no batch yet.{where}{expected}")
+        return Verdict("starting", f"Starting up for {age(s.elapsed)}: no batch yet.{where}{expected}")
     if not e.recent and s.at is not None and s.at_for is not None:
         return Verdict(
             "starting",
             f"The first batch came after {duration(e.first_batch)}; the loop has worked on "
-            f"{'it' if s.batches_done <= 1 else f'batch {s.at}'} for {duration(s.at_for)}.",
+            f"{'it' if s.batches_done <= 1 else f'batch {s.at}'} for {age(s.at_for)}.",
         )
     if e.recent < MIN_BATCHES and s.wait_share >= SMALL_WAIT:
         done = plural(s.batches_done, "batch")
@@ -134,11 +137,14 @@ def _starting(s: Snapshot, e: LoaderStatus) -> Verdict | None:
 
 def _current_batch(w: WorkerStats) -> str:
     sample = "" if w.sample is None else f", sample {clean(w.sample, 40)}"
-    return f"batch {w.batch}{sample}, for {duration(w.batch_age or 0.0)}"
+    return f"batch {w.batch}{sample}, for {age(w.batch_age or 0.0)}"
 
 
-def _stuck(s: Snapshot, e: Evidence, status: LoaderStatus) -> Verdict | None:
+def _stuck(s: Snapshot, status: LoaderStatus) -> Verdict | None:
     """Describe a worker that is stuck, or that delays later batches which are finished; None if there is none."""
+    if status.usual_make is None:
+        return None  # nothing is known that a batch could be compared with
+    usually = f"a batch usually takes {duration(status.usual_make)}"
     stuck = sorted((w for w in s.workers if w.stuck), key=lambda w: (w.batch != s.waiting_for, -(w.batch_age or 0.0)))
     if stuck:
         w = stuck[0]
@@ -149,19 +155,19 @@ def _stuck(s: Snapshot, e: Evidence, status: LoaderStatus) -> Verdict | None:
         return Verdict(
             "worker",
             f"Worker {w.worker} seems stuck{more}: it has been processing {_current_batch(w)}; "
-            f"a batch usually takes {duration(e.make_ms / 1e3)}{waits}. "
+            f"{usually}{waits}. "
             f"Restart {'it' if len(stuck) == 1 else 'them'}: loader.restart_workers([{ids}]).",
             restart=workers,
         )
-    limit = max(STRAGGLER_SECONDS, STRAGGLER_TIMES * e.make_ms / 1e3)
+    limit = max(STRAGGLER_SECONDS, STRAGGLER_TIMES * status.usual_make)
     if status.first_batch is None or s.waiting is None or s.reordering == 0:
         return None
     for w in s.workers:
         if w.batch is not None and w.batch == s.waiting_for and (w.batch_age or 0.0) > limit:
             return Verdict(
                 "worker",
-                f"Worker {w.worker} delays the loop: it has been processing {_current_batch(w)}; a batch usually takes "
-                f"{duration(e.make_ms / 1e3)}, and {plural(s.reordering, 'later batch')} "
+                f"Worker {w.worker} delays the loop: it has been processing {_current_batch(w)}; {usually}, "
+                f"and {plural(s.reordering, 'later batch')} "
                 f"{'is' if s.reordering == 1 else 'are'} waiting behind it. If this persists, "
                 f"restart it: loader.restart_workers([{w.worker}]).",
                 restart=(w.worker,),

@@ -47,11 +47,18 @@ class Change(NamedTuple):
     speedup: float
     text: str
     suggestion: Suggestion
+    low: float
+    """The lower end of the interval of `speedup`."""
 
     def agrees(self, shown: Verdict) -> bool:
         """Whether a verdict does not contradict this prediction."""
         claim = shown.larger_window if self.suggestion.num_workers is None else shown.more_workers
         return claim is None or claim == (self.speedup >= WORTH)
+
+    @property
+    def worth(self) -> bool:
+        """Whether the loop would be faster, also at the lower end of the interval."""
+        return self.speedup >= WORTH and self.low > 1.0
 
 
 def outlook(changes: Sequence[Change], shown: Verdict = NO_VERDICT) -> Outlook:
@@ -62,7 +69,7 @@ def outlook(changes: Sequence[Change], shown: Verdict = NO_VERDICT) -> Outlook:
         shown: The verdict that is shown with them.
     """
     found = [change for change in changes if change.agrees(shown)]
-    worth = tuple(change.suggestion for change in found if change.speedup >= WORTH)
+    worth = tuple(change.suggestion for change in found if change.worth)
     return Outlook("; ".join(change.text for change in found), worth)
 
 
@@ -116,10 +123,11 @@ def _change(what: str, suggestion: Suggestion, prediction: Prediction) -> Change
     speedup = prediction.speedup or 0.0
     if speedup >= WORTH:
         digits = 2 if speedup < PRECISE else 1
-        gain = f"{speedup:.{digits}f} x ({prediction.low:.{digits}f} to {prediction.high:.{digits}f})"
+        interval = f"{prediction.low:.{digits}f} to {prediction.high:.{digits}f}"
+        gain = f"{speedup:.{digits}f} x ({interval})" if prediction.low > 1.0 else f"unclear ({interval} x)"
     else:
         gain = "nothing" if speedup > 1 / WORTH else "slower"
-    return Change(speedup, f"{what}: {gain}", suggestion)
+    return Change(speedup, f"{what}: {gain}", suggestion, prediction.low)
 
 
 def restart(workers: Sequence[int]) -> Suggestion:

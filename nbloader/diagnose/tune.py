@@ -449,9 +449,22 @@ def _pooled(windows: Sequence[Measurement]) -> Measurement:
     return Measurement(rate, max(inside, between), waited, batches, seconds)
 
 
-def outcome(trial: Trial, best: Trial | None) -> str:
-    """Describe the outcome of a trial in one word."""
-    return "best" if trial is best else "faster" if trial.kept else "undone"
+def outcome(trial: Trial, best: Trial | None, trials: Sequence[Trial]) -> str:
+    """Describe the outcome of a trial in a word or two, compared with the first one.
+
+    Args:
+        trial: The trial.
+        best: The fastest.
+        trials: All trials; the first one measured the settings before the search.
+    """
+    if trial is best:
+        return "best"
+    before = trials[0]
+    if trial is before:
+        return "before"
+    if is_faster(trial.measured, before.measured):
+        return "faster"
+    return "slower" if is_faster(before.measured, trial.measured) else "no faster"
 
 
 def table(trials: Sequence[Trial], best: Trial | None) -> str:
@@ -464,7 +477,7 @@ def table(trials: Sequence[Trial], best: Trial | None) -> str:
     for trial in trials:
         m = trial.measured
         bar = "\N{FULL BLOCK}" * max(1, round(20 * m.rate / highest))
-        note = outcome(trial, best)
+        note = outcome(trial, best, trials)
         lines.append(
             f"{trial.setting!s:<{width}}  {number(m.rate):>8} batches/s  loop waits {percent(m.wait_share):>5}  "
             f"{bar:<20}  {note}"

@@ -28,6 +28,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from html import escape
 from typing import TYPE_CHECKING, NamedTuple
 
 from nbloader._util.format import number, percent
@@ -224,6 +225,21 @@ class Prediction:
     def batches_per_second(self) -> float | None:
         """Predicted rate; None if there is no prediction."""
         return None if self.speedup is None else self.speedup * self.measured * self.batches
+
+    def _repr_html_(self) -> str:
+        """Return a table for notebooks: the rate now, the predicted rate with its interval, and the gain."""
+        rate = self.batches_per_second
+        head = "".join(f'<th style="text-align:left">{name}</th>' for name in ("", "batches/s", "gain"))
+        rows = [("now", number(self.measured), "")]
+        if self.speedup is None or rate is None:
+            rows.append((self.change, f"cannot tell: {self.reason}", ""))
+        else:
+            samples = " as many samples/s" if self.batches != 1 else ""
+            low, high = (number(end * self.measured * self.batches) for end in (self.low, self.high))
+            gain = f"{self.speedup:.2f} x{samples} ({self.low:.2f} to {self.high:.2f})"
+            rows.append((self.change, f"{number(rate)} ({low} to {high})", gain))
+        body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
     def __str__(self) -> str:
         """The prediction in one line."""

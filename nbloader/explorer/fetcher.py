@@ -35,6 +35,7 @@ from typing import Any
 
 from nbloader._util.format import clean, duration
 from nbloader._util.rng import mix
+from nbloader._util.threads import daemon
 from nbloader._util.wakeup import Wakeup
 from nbloader.batch.payload import BatchPayload
 from nbloader.batch.task import Task
@@ -212,7 +213,7 @@ class SampleFetcher:
         if self._closed:
             return
         if self._thread is None and self._queue.waiting:
-            self._thread = threading.Thread(target=self._loop, name="nbloader-explorer", daemon=True)
+            self._thread = daemon(self._loop, name="nbloader-explorer")
             self._thread.start()
         self._wakeup.set()
 

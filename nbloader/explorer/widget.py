@@ -23,6 +23,7 @@ from IPython import get_ipython
 from nbloader._util import rng
 from nbloader._util.current_class import with_current_class
 from nbloader._util.format import clean
+from nbloader._util.threads import in_this_context
 from nbloader.errors import NbloaderError, ReplayError
 from nbloader.explorer import static
 from nbloader.explorer.batch_samples import WHOLE, BatchSamples, facts
@@ -734,7 +735,7 @@ class Explorer:
 
     def _start_timer(self, seconds: float) -> None:
         self._timing = True
-        self._timer = threading.Timer(seconds, _call, (weakref.ref(self), "_on_timer"))
+        self._timer = threading.Timer(seconds, in_this_context(_call), (weakref.ref(self), "_on_timer"))
         self._timer.daemon = True
         self._timer.name = "nbloader-explorer-static"
         self._timer.start()

@@ -18,7 +18,8 @@ def display(display_id: str, text: str, data: dict[str, Any], *, update: bool = 
         data: The other representations, keyed by MIME type.
         update: Whether to replace the outputs with this id.
     """
-    with contextlib.suppress(ValueError, OSError):  # the kernel's channels are closed: nobody would see it
+    # The kernel's channels are closed, or, with ipykernel 7.0, this thread belongs to no cell: nobody would see it.
+    with contextlib.suppress(ValueError, OSError, LookupError):
         publish_display_data(  # type: ignore[no-untyped-call]
             {**data, "text/plain": text}, transient={"display_id": display_id}, update=update
         )

@@ -49,6 +49,8 @@ function addStyles(id, text) {
   write(node, text);
 }
 
+const SETTLING = [200, 1000, 4000];  // ms after a change of theme at which its style sheet may have arrived
+
 // Connects a view with the kernel. `receive(message, buffers)` gets what is for all views or for this one;
 // `orphaned()` is called once, when the kernel is gone; `keys(event)` returns true if it has handled a key; `retheme()` is
 // called when the page changes its theme. Of what is returned, `answered()` ends the requests for the first message.
@@ -76,7 +78,14 @@ function connect({ model, el, root, receive, orphaned, keys, retheme }) {
     if (root.contains(event.target) && keys(event)) event.stopPropagation();
   };
   const life = new MutationObserver(() => { if (el.classList.contains("jupyter-widgets-disconnected")) orphan(); });
-  const themes = new MutationObserver(retheme);
+  const settling = [];
+  const settle = () => {  // now, and when the style sheet of the new theme has arrived
+    settling.splice(0).forEach(clearTimeout);
+    retheme();
+    for (const delay of SETTLING) settling.push(setTimeout(retheme, delay));
+  };
+  const themes = new MutationObserver(settle);
+  const dark = matchMedia("(prefers-color-scheme: dark)");
   const connection = {
     send,
     gone: false,
@@ -87,6 +96,8 @@ function connect({ model, el, root, receive, orphaned, keys, retheme }) {
       clearTimeout(timer);
       window.removeEventListener("keydown", onKey, true);
       themes.disconnect();
+      dark.removeEventListener("change", settle);
+      settling.splice(0).forEach(clearTimeout);
       life.disconnect();
       kernel?.disposed?.disconnect(orphan);
       kernel?.statusChanged?.disconnect(onStatus);
@@ -95,7 +106,9 @@ function connect({ model, el, root, receive, orphaned, keys, retheme }) {
   };
   kernel?.disposed?.connect(orphan);
   kernel?.statusChanged?.connect(onStatus);
-  themes.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-name", "data-jp-theme-light", "class"] });
+  const named = { attributes: true, attributeFilter: ["data-jp-theme-name", "data-jp-theme-light", "data-theme", "class"] };
+  for (const node of [document.body, document.documentElement]) themes.observe(node, named);
+  dark.addEventListener("change", settle);
   life.observe(el, { attributes: true, attributeFilter: ["class"] });
   window.addEventListener("keydown", onKey, true);
   model.on("msg:custom", onMessage);

@@ -417,9 +417,17 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         )
 
     def _check_number_of_processes(self) -> None:
-        """Warn, as torch does, if there are more worker processes than cores."""
+        """Warn, as torch does, if there are more worker processes than cores; once for each number of them.
+
+        A number that `tune()` tries, or that the user chose on the dashboard, gets no warning: what it gains is
+        measured.
+        """
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        if self._config.workers != "process" or self.num_workers <= cores:
+        parts, number = self._parts, self.num_workers
+        if self._config.workers != "process" or number <= cores or number == parts.warned_of:
+            return
+        parts.warned_of = number
+        if self.tuning is not None:
             return
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -1231,6 +1239,8 @@ class _Parts:
     """The attributes of the dataset that persistent workers have copies of; None if there are no such workers."""
     iterations: int = 0
     """Epochs that were started."""
+    warned_of: int = 0
+    """The number of worker processes for which a warning was last considered; 0 before."""
     starting: threading.RLock = field(default_factory=threading.RLock)
     """Held while an epoch starts: threads that iterate one loader must not create two engines for one epoch."""
 

@@ -184,8 +184,7 @@ class Monitor:
         ended = s.state in ENDED
         found = Outlook()
         searching = self.tuning is not None and self.tuning.gauge.running
-        hangs = s.stalled is not None and bool(s.restart)
-        if not (searching or hangs or s.cause in outlook.NOT_BY_SETTINGS):  # no button contradicts the sentence
+        if not (searching or s.restart or s.cause in outlook.NOT_BY_SETTINGS):  # no button contradicts the sentence
             shown = s.epoch_verdict if ended else s.now_verdict
             changes = self._predictions(s, given, ended=ended)
             found = outlook.outlook(changes, shown if shown.cause == s.cause else NO_VERDICT)

@@ -37,7 +37,7 @@ def html_of(trials: Sequence[Trial], best: Trial | None, start: Setting, chosen:
             escape(str(trial.setting)),
             f"{number(trial.measured.rate)} &plusmn; {number(ERRORS * trial.measured.error * trial.measured.rate)}",
             percent(trial.measured.wait_share),
-            outcome(trial, best),
+            outcome(trial, best, trials),
         ]
         for trial in trials
     ]
@@ -73,7 +73,7 @@ def plot(trials: Sequence[Trial], best: Trial | None, start: Setting) -> str:
             f'stroke-dasharray="5 4" opacity=".6"><title>before: {escape(str(start))}</title></line>'
         )
     for position, trial in enumerate(ordered):
-        parts.append(_mark(trial, best, LEFT + (position + 0.5) * step, y))
+        parts.append(_mark(trial, outcome(trial, best, trials), LEFT + (position + 0.5) * step, y))
     return (
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="Batches per second by setting" '
         f'style="width:100%;height:auto;display:block" font-size="11" fill="currentColor">'
@@ -88,22 +88,22 @@ def _ticks(top: float) -> list[float]:
     return [unit * i for i in range(int(top / unit) + 1)]
 
 
-def _mark(trial: Trial, best: Trial | None, x: float, y: Callable[[float], float]) -> str:
+def _mark(trial: Trial, word: str, x: float, y: Callable[[float], float]) -> str:
     """A dot with its error, and the setting below it."""
     m, setting = trial.measured, trial.setting
     error = ERRORS * m.rate * min(1.0, m.error)
-    color = palette.GOOD if trial is best else palette.STAGES["fetch"] if trial.kept else palette.OTHER
-    tip = f"{setting}: {number(m.rate)} batches/s, loop waits {percent(m.wait_share)}, {outcome(trial, best)}"
+    color = {"best": palette.GOOD, "faster": palette.STAGES["fetch"]}.get(word, palette.OTHER)
+    tip = f"{setting}: {number(m.rate)} batches/s, loop waits {percent(m.wait_share)}, {word}"
     window = "" if setting.prefetch_factor is None else f"prefetch {setting.prefetch_factor}"
     window = ", ".join(part for part in (window, setting.kind) if part)
     workers = f"{setting.num_workers} worker{'' if setting.num_workers == 1 else 's'}"
-    weight = "bold" if trial is best else "normal"
+    weight = "bold" if word == "best" else "normal"
     label = f'text-anchor="middle" font-weight="{weight}"'
-    fill = color if trial.kept else "none"
+    fill = color if word in ("best", "faster") else "none"
     return (
         f"<g><title>{escape(tip)}</title>"
         f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{y(m.rate - error):.1f}" y2="{y(m.rate + error):.1f}" stroke="{color}" '
-        f'stroke-width="2"/><circle cx="{x:.1f}" cy="{y(m.rate):.1f}" r="{6 if trial is best else 4.5}" fill="{fill}" '
+        f'stroke-width="2"/><circle cx="{x:.1f}" cy="{y(m.rate):.1f}" r="{6 if word == "best" else 4.5}" fill="{fill}" '
         f'stroke="{color}" stroke-width="2"/>'
         f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 18}" {label}>{workers}</text>'
         f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 33}" {label} opacity=".7">{window}</text></g>'

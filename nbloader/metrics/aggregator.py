@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from nbloader._util import system
+from nbloader._util.format import clean
 from nbloader.events import (
     BatchFailed,
     BatchRecord,
@@ -38,6 +39,7 @@ from nbloader.events.pauses import Pauses
 from nbloader.events.records import LifecycleEvent
 from nbloader.metrics.evidence import Diagnosis, Evidence, Judge, KnownFacts, LoaderStatus, Place
 from nbloader.metrics.rates import (
+    FIRST_STUCK_S,
     STUCK_S,
     STUCK_TIMES,
     FirstBatch,
@@ -151,11 +153,14 @@ class Aggregator:
         """Number of batches of the epoch that have been added to `_sample`."""
         self._measured: tuple[int, Evidence] | None = None
         """When the epoch was last measured, perf_counter ns, and the result; None if it has not been measured."""
+        self._final = False
+        """Whether that was after the end of the epoch, or after the loop had stopped."""
         self._ready: collections.deque[WorkerReady] = collections.deque(maxlen=READY)
         self._crews: collections.deque[_Crew] = collections.deque(maxlen=CREWS)
         self._machines: dict[int, Machine] = {}
         """Machine of the newest worker with each id, by worker id. Workers on this machine are not included."""
         self._error = ""
+        self._failed_sample = ""
         self._ended: EpochEnded | None = None
         self._stop: LoopStopped | None = None
         """The last error or interrupt that stopped the loop of the newest epoch; None if there was none."""
@@ -205,6 +210,7 @@ class Aggregator:
             produced[worker] = produced.get(worker, 0) + 1
             if record.slowest_ns > self._slow_floor.get(epoch, 0):
                 self._note_slow(record)
+            self._final = False
         self._fold()
 
     @property
@@ -282,6 +288,7 @@ class Aggregator:
     def _lifecycle(self, event: LifecycleEvent) -> None:  # noqa: C901, PLR0912, PLR0915 - one branch per kind of event
         if self._origin is None:
             self._origin = event.time
+        self._final = False
         match event:
             case EpochStarted():
                 if event.epoch >= self._epoch:
@@ -316,6 +323,7 @@ class Aggregator:
             case BatchFailed():
                 self._errors[event.worker] += 1
                 self._error = event.error
+                self._failed_sample = "" if event.sample is None else clean(event.sample, 40)
             case SampleFailed():
                 self._failed_by_outcome[event.done] += 1
                 self._left_out += event.epoch == self._epoch and event.done != "retried"
@@ -369,7 +377,7 @@ class Aggregator:
         self._usual_make = 0.0
         self._ended = self._measured = self._stop = None
         self._left_out = 0
-        self._error = ""
+        self._error = self._failed_sample = ""
         for old in sorted(self._slow)[: -(SLOW_EPOCHS - 1)]:
             del self._slow[old]
             self._slow_floor.pop(old, None)
@@ -410,7 +418,9 @@ class Aggregator:
         rough = left is not None and not rates.count and stalled is None
         if left is not None and rough:
             eta = self._rough_eta(g, left, first)
-        typical_ns = median([elapsed_ns(r.fetch_begin, r.collated) for r in last])
+        of_epoch = [r for r in last if r.epoch == self._epoch]
+        usual_ns = median([elapsed_ns(r.fetch_begin, r.collated) for r in of_epoch or last])
+        patience = 0.0 if of_epoch else FIRST_STUCK_S
         snapshot = Snapshot(
             state="stopped" if stop is not None and self._ended is None and g.state in LIVE[:2] else g.state,
             epoch=self._epoch,
@@ -433,7 +443,7 @@ class Aggregator:
             ready=g.ready,
             stages=stage_stats(last),
             cpu_share=cpu_share(last),
-            workers=tuple(self._worker(w, g.now, typical_ns, rates) for w in g.workers),
+            workers=tuple(self._worker(w, g.now, usual_ns, rates, patience) for w in g.workers),
             slowest=tuple(
                 SlowSample(r.slowest_index, r.slowest_ns / 1e9, r.index, r.epoch, r.worker)
                 for r in slowest([r for kept in self._slow.values() for r in kept])
@@ -468,7 +478,7 @@ class Aggregator:
         now = measure(judged, self._span(g, rates, usage, live=live))
         epoch = self._epoch_evidence(g, snapshot, epoch_usage, stop, live=live)
         diagnosis = self._judge(
-            snapshot, self._status(g, rates, stop), _with_facts(now, facts), _with_facts(epoch, facts)
+            snapshot, self._status(g, rates, stop, usual_ns), _with_facts(now, facts), _with_facts(epoch, facts)
         )
         headline = diagnosis.headline
         return replace(
@@ -534,9 +544,9 @@ class Aggregator:
         to_make = max(0, left - len(g.made) - (first is not None))
         return (0.0 if first is None else first.left) + to_make * self._usual_make / max(1, alive)
 
-    def _worker(self, w: WorkerGauge, now: int, typical_ns: int | None, rates: Rates) -> WorkerStats:
+    def _worker(self, w: WorkerGauge, now: int, usual_ns: float | None, rates: Rates, patience: float) -> WorkerStats:
         age = None if w.batch is None else max(0, now - w.since) / 1e9
-        limit = math.inf if typical_ns is None else max(STUCK_S, STUCK_TIMES * typical_ns / 1e9)
+        limit = math.inf if usual_ns is None else max(patience, STUCK_S, STUCK_TIMES * usual_ns / 1e9)
         return WorkerStats(
             worker=w.worker,
             pid=w.pid,
@@ -575,13 +585,15 @@ class Aggregator:
             return max(0, g.at_since - self._began) / 1e9
         return None
 
-    def _status(self, g: Gauges, rates: Rates, stop: LoopStopped | None) -> LoaderStatus:
+    def _status(self, g: Gauges, rates: Rates, stop: LoopStopped | None, usual_ns: float | None) -> LoaderStatus:
         left_out = [e for e in self._failed_samples if e.epoch == self._epoch and e.done != "retried"]
         return LoaderStatus(
             recent=rates.count,
             first_batch=self._first_batch(g),
             ended="" if self._ended is None else self._ended.reason or "abandoned",
             error=self._error,
+            failed_sample=self._failed_sample,
+            usual_make=None if usual_ns is None else usual_ns / 1e9,
             paused_for=None if self._pauses.since is None else max(0, g.now - self._pauses.since) / 1e9,
             stopped=stop,
             stop_waited=0.0 if stop is None else max(0, stop.time - self._stop_asked) / 1e9,
@@ -614,8 +626,8 @@ class Aggregator:
     def _epoch_evidence(
         self, g: Gauges, s: Snapshot, usage: Usage | None, stop: LoopStopped | None, *, live: bool
     ) -> Evidence:
-        if live and self._measured is not None and g.now - self._measured[0] < JUDGE_NS:
-            return self._measured[1]
+        if self._measured is not None and (g.now - self._measured[0] < JUDGE_NS if live else self._final):
+            return self._measured[1]  # the verdict about an epoch that has ended does not change any more
         sample = self._sample
         end = self._end(g, stop)
         waited = waiting(g, self._pauses, g.now) if live else 0
@@ -646,7 +658,7 @@ class Aggregator:
             device=g.device,
         )
         evidence = measure(sample.records, options)
-        self._measured = g.now, evidence
+        self._measured, self._final = (g.now, evidence), not live
         return evidence
 
     def _where(self, g: Gauges) -> Place:

@@ -192,6 +192,10 @@ class LoaderStatus:
     """`EpochEnded.reason` of the newest epoch; "" while it is running."""
     error: str = ""
     """The last error of a batch in this epoch; "" if there is none."""
+    failed_sample: str = ""
+    """The sample for which the dataset raised that error; "" if collating raised."""
+    usual_make: float | None = None
+    """Median time to produce a batch, seconds; None before any batch."""
     paused_for: float | None = None
     """Seconds since `pause()`; None when not paused."""
     stopped: LoopStopped | None = None

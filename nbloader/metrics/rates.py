@@ -22,6 +22,9 @@ STUCK_S, STUCK_TIMES = 2.0, 10
 """A worker is stuck if it has been processing a batch for longer than `STUCK_S` seconds and for more than `STUCK_TIMES`
 times the median time to produce one. A loop is stalled if it has been waiting for longer than `STUCK_S` seconds and for
 more than `STUCK_TIMES` times both that median and the median wait."""
+FIRST_STUCK_S = 10.0
+"""Before the first batch of an epoch was delivered, a worker is stuck only after this many seconds: its first batch may
+open files and import modules."""
 
 _EPOCH, _WORKER, _SAMPLES, _NBYTES, _REQUESTED, _DELIVERED = map(
     operator.attrgetter, ("epoch", "worker", "samples", "nbytes", "requested", "delivered")

@@ -252,9 +252,7 @@ class Side:
             digest.add(batch)
         del batch
         used, segments = [], []
-        for number, batch in enumerate(
-            self.loader
-        ):  # once more, so that each worker has read more than its first share
+        for number, batch in enumerate(self.loader):  # once more: each worker reads more than its first share
             digest.add(batch)
             if number % 8 == 7:
                 used.append(pss_mb())

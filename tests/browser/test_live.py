@@ -80,7 +80,7 @@ def assert_epoch_is_whole(output: str) -> None:
 
 
 @pytest.mark.parametrize("app", ["lab", "notebook"])
-@pytest.mark.parametrize("kernel", ["ipykernel-6.30", "ipykernel-7.3", "current"])
+@pytest.mark.parametrize("kernel", ["ipykernel-6.30", "ipykernel-7.0", "ipykernel-7.3", "current"])
 def test_a_click_restarts_a_hung_worker_while_the_cell_is_busy(open_notebook: Any, app: str, kernel: str) -> None:
     notebook = open_notebook(MAKE, LOOP, app=app, kernel=kernel)
     page = notebook.page

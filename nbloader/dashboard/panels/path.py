@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any, Literal
 
-from nbloader._util.format import clean, duration, number, percent, plural
+from nbloader._util.format import age, clean, duration, number, percent, plural
 from nbloader.dashboard.panels.base import Frame, Panel, section
 from nbloader.dashboard.panels.workers import look_of, state_word
 
@@ -230,7 +230,7 @@ def _in_process(s: Snapshot) -> Box:
 def _loop(s: Snapshot) -> Box:
     if s.waiting is not None and s.state != "paused":
         what = "" if s.waiting_for is None else f" for {s.waiting_for}"
-        text = f"waiting{what}: {_unbroken(duration(s.waiting))}"
+        text = f"waiting{what}: {_unbroken(age(s.waiting))}"
         alarming = _waits_notably(s)
         return _box(
             "loop", "Your loop", note="" if alarming else text, mark="waiting" if alarming else "",
@@ -238,9 +238,7 @@ def _loop(s: Snapshot) -> Box:
         )  # fmt: skip
     if s.at is None:
         return _box("loop", "Your loop", note="paused" if s.state == "paused" else "")
-    return _box(
-        "loop", "Your loop", [s.at], note="" if s.at_for is None else f"working: {_unbroken(duration(s.at_for))}"
-    )
+    return _box("loop", "Your loop", [s.at], note="" if s.at_for is None else f"working: {_unbroken(age(s.at_for))}")
 
 
 def _unbroken(text: str) -> str:

@@ -1,6 +1,6 @@
 // The top of the dashboard: the verdict, the progress of the epoch, four figures, and the cache of samples.
 
-const CALM = 2000;  // ms: numbers in the verdict change at every tick, people and screen readers want a pause between
+const CALM = 2000;  // ms: numbers in the verdict change at every tick; people want a pause between
 
 const COMPACT = "nbloader-compact";
 
@@ -65,7 +65,8 @@ export function create(el, api) {
   const { make, write, describe, button } = api;
   const head = make("div", "nbl-head", el);
   const verdict = make("p", "nbl-verdict", head);
-  verdict.setAttribute("aria-live", "polite");
+  const spoken = make("p", "nbl-spoken", head);  // for screen readers: once per topic, not whenever a number changes
+  spoken.setAttribute("aria-live", "polite");
   const showRemedies = remedies(head, api);
   const line = make("div", "nbl-progress", el);
   const state = make("span", "nbl-chip", line);
@@ -114,6 +115,7 @@ export function create(el, api) {
   return {
     update(data, { reset }) {
       const due = reset || Date.now() - written > CALM || data.topic !== topic;
+      if (data.topic.split("|")[0] !== topic?.split("|")[0]) write(spoken, data.verdict);
       if (due) {
         write(verdict, data.verdict);
         verdict.title = data.verdict;

@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from nbloader._util.format import clean, duration, number, percent
+from nbloader._util.format import age, clean, duration, number, percent
 from nbloader.dashboard.panels.base import Frame, Panel
 from nbloader.metrics.snapshot import ENDED
 from nbloader.report.render import cache, time_left
@@ -24,7 +24,10 @@ class Summary(Panel):
     name = "summary"
 
     def payload(self, frame: Frame) -> dict[str, Any]:
-        """Return the texts. While the `topic` stays the same, the browser updates the sentence less often."""
+        """Return the texts. While the `topic` stays the same, the browser updates the sentence less often.
+
+        The topic has two parts, separated by "|": what the sentence is about, and for how many seconds something hangs.
+        """
         s = frame.snapshot
         stuck = ",".join(str(w.worker) for w in s.workers if w.stuck)
         return {
@@ -33,7 +36,7 @@ class Summary(Panel):
             "outlook": clean(s.outlook.text, 300),
             "suggestions": [suggestion._asdict() for suggestion in s.outlook.suggestions],
             "trial": s.tuning._asdict() if s.tuning is not None and s.tuning.chosen else None,
-            "topic": f"{s.state} {s.cause} {stuck}",
+            "topic": f"{s.state} {s.epoch} {bool(s.batches_done)} {s.cause} {stuck}|{_hangs_for(s)}",
             "progress": _progress(s),
             "tiles": _tiles(s),
             "cache": cache(s),
@@ -51,6 +54,13 @@ class Summary(Panel):
             f'<div class="nbl-tiles">{"".join(map(_tile_html, payload["tiles"]))}</div>'
             f"{_cache_html(payload['cache'])}"
         )
+
+
+def _hangs_for(s: Snapshot) -> str:
+    """Whole seconds for which something hangs, so that all ages on the page change together; "" if nothing does."""
+    ages = [] if s.stalled is None else [s.stalled]
+    ages += [w.batch_age for w in s.workers if w.stuck and w.batch_age is not None]
+    return ",".join(str(int(seconds)) for seconds in ages)
 
 
 def _sentence(s: Snapshot) -> str:
@@ -117,7 +127,7 @@ def _throughput(s: Snapshot) -> dict[str, Any]:
         samples = s.epoch_rate * s.samples_done / max(1, s.batches_done)
         return _tile("Throughput", number(s.epoch_rate), "batches/s", f"{number(samples)} samples/s", span=_span(s))
     if s.stalled is not None:
-        return _tile("Throughput", number(s.batches_per_second), "batches/s", f"no batch for {duration(s.stalled)}")
+        return _tile("Throughput", number(s.batches_per_second), "batches/s", f"no batch for {age(s.stalled)}")
     note = f"{number(s.samples_per_second)} samples/s · {number(s.mb_per_second)} MB/s"
     return _tile("Throughput", number(s.batches_per_second), "batches/s", note, span=_span(s))
 
@@ -127,7 +137,7 @@ def _time(s: Snapshot) -> dict[str, Any]:
     if _ended(s):
         return _tile("Epoch duration", took, "", f"{s.samples_done:,} samples")
     if s.stalled is not None:
-        return _tile("Time left", "stalled", f"for {duration(s.stalled)}", f"{took} so far")
+        return _tile("Time left", "stalled", f"for {age(s.stalled)}", f"{took} so far")
     return _tile("Time left", time_left(s) or NONE, "", f"{took} so far{_first(s)}")
 
 
@@ -142,7 +152,7 @@ def _waiting(s: Snapshot) -> dict[str, Any]:
     elif s.state == "paused":
         note = "paused" if s.waiting_for is None else f"paused before batch {s.waiting_for}"
     elif s.waiting is not None and s.waiting >= SHORT_WAIT_S:
-        note = f"now for batch {NONE if s.waiting_for is None else s.waiting_for}: {duration(s.waiting)}"
+        note = f"now for batch {NONE if s.waiting_for is None else s.waiting_for}: {age(s.waiting)}"
     tile = _tile("Loop waiting", percent(share), "of its time", note, span=_span(s))
     return tile | {"calm": s.stalled is None}
 

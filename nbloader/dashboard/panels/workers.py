@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from nbloader._util.format import clean, duration, megabytes, number, percent, plural, tail
+from nbloader._util.format import age, clean, megabytes, number, percent, plural, tail
 from nbloader.dashboard.panels.base import Frame, Panel, Reply, section
 from nbloader.dashboard.panels.controls import incarnation
 from nbloader.report.render import previous_process, state_of
@@ -184,11 +184,11 @@ def _name(w: WorkerStats) -> str:
 def _current(w: WorkerStats) -> str:
     if w.batch is None:
         return _NONE
-    age = "" if w.batch_age is None else f", {duration(w.batch_age)}"
+    lasts = "" if w.batch_age is None else f", {age(w.batch_age)}"
     if w.left:
-        return f"of an iterator that has ended{age}"
+        return f"of an iterator that has ended{lasts}"
     sample = "" if w.sample is None else f", sample {clean(w.sample, _INDEX_LIMIT)}"
-    return f"{w.batch}{sample}{age}"
+    return f"{w.batch}{sample}{lasts}"
 
 
 def _memory(w: WorkerStats) -> str:
