@@ -309,7 +309,7 @@ class TestMakefile:
             ".venv/.made-docs",
         ):
             (tmp_path / name).touch()
-        for version in ("6.30", "7.3"):
+        for version in ("6.30", "7.0", "7.3"):
             (tmp_path / f".venv/kernels/ipykernel-{version}").mkdir(parents=True)
             (tmp_path / f".venv/kernels/ipykernel-{version}/.made").touch()
         done = self.make(tmp_path, "test")
