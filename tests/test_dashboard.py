@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from fake_loader import FakeLoader
 
+import nbloader
 from nbloader import DataLoader
 from nbloader._util.code_places import is_library, place_of, source_line
 from nbloader.dashboard import feed, publisher, show, static, widget
@@ -669,3 +670,13 @@ def test_rows_of_the_timeline_say_what_a_click_opens(screen: Screen) -> None:
         rows = screen.next("full")["news"]["timeline"]
         assert {tuple(row["batch"]) for row in rows} == {(0, 0), (0, 1), (1, 0), (1, 1)}
     dashboard._publisher.thread.join(TIMEOUT)
+
+
+@pytest.mark.unit
+def test_a_script_goes_on_without_a_dashboard_and_says_what_to_use_instead(capsys) -> None:
+    with DataLoader(list(range(4))) as loader:
+        assert loader.dashboard() is None
+        assert "loader.progress()" in capsys.readouterr().out
+        assert loader.explore() is None
+        assert nbloader.explore([1, 2, 3]) is None
+        assert capsys.readouterr().out.count("needs a Jupyter notebook") == 2

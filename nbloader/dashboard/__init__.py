@@ -11,28 +11,30 @@ if TYPE_CHECKING:
 __all__ = ["show"]
 
 
-def show(loader: LoaderControl) -> Dashboard:
+INSTEAD = (
+    "nbloader: the dashboard needs a Jupyter notebook. In a script or a terminal use print(loader.stats()), "
+    "`for batch in loader.progress():` for a bar, or loader.report().save('report.html')."
+)
+"""What a script or a terminal prints in place of the dashboard."""
+
+
+def show(loader: LoaderControl) -> Dashboard | None:
     """Show the dashboard of a loader below the running cell.
 
-    A loader has one dashboard; each call adds a view of it.
+    A loader has one dashboard; each call adds a view of it. Without a Jupyter kernel, for example in a script that was
+    exported from a notebook, a line is printed that says what to use instead, and the program goes on.
 
     Args:
         loader: The loader to watch. The dashboard holds only a weak reference to it.
 
     Returns:
-        The dashboard.
-
-    Raises:
-        RuntimeError: There is no Jupyter kernel, for example in a script or a terminal.
+        The dashboard; None without a kernel.
     """
     from IPython import get_ipython
 
     if getattr(get_ipython(), "kernel", None) is None:
-        raise RuntimeError(
-            "the dashboard needs a Jupyter notebook, and this is a script or a terminal; "
-            "use print(loader.stats()) here, `for batch in loader.progress():` for a bar, or "
-            "loader.report().save('report.html')"
-        )
+        print(INSTEAD)  # noqa: T201 - as the dashboard would be in the output of a cell
+        return None
     from nbloader.dashboard.widget import dashboard_of
 
     dashboard = dashboard_of(loader)

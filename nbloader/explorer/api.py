@@ -13,6 +13,13 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[[Any], Any])
 
 
+INSTEAD = (
+    "nbloader: the explorer needs a Jupyter notebook. In a script or a terminal look at dataset[i], or stop in it with "
+    "loader.debug(i)."
+)
+"""What a script or a terminal prints in place of an explorer."""
+
+
 class Explore:
     """Look at the samples of a dataset or a loader: `nbloader.explore(x)` as the last line of a cell."""
 
@@ -28,7 +35,7 @@ class Explore:
         seed: int = 0,
         buffer: int = 1000,
         normalization: tuple[Any, Any] | Literal[False] | None = None,
-    ) -> Explorer:
+    ) -> Explorer | None:
         """Open an explorer on the samples of an object.
 
         Nothing is copied to disk and no port is opened. Samples are read when they are on screen, in the explorer's own
@@ -48,12 +55,12 @@ class Explore:
                 there is one. False draws pictures as they are.
 
         Returns:
-            The explorer. It is shown if it is the last expression of a cell, or by `show()`.
+            The explorer. It is shown if it is the last expression of a cell, or by `show()`. In a script or a terminal
+            None, and a line is printed that says what to use there.
 
         Raises:
             TypeError: `x` has no samples.
             ValueError: A number is not positive, or `normalization` is invalid.
-            RuntimeError: This is not a notebook.
         """
         from IPython import get_ipython
 
@@ -62,7 +69,8 @@ class Explore:
         if workers not in (None, "process", "thread"):
             raise ValueError(f"workers must be 'process' or 'thread', not {workers!r}")
         if getattr(get_ipython(), "kernel", None) is None:
-            raise RuntimeError("the explorer needs a Jupyter notebook, and this is a script or a terminal")
+            print(INSTEAD)  # noqa: T201 - as the dashboard would be in the output of a cell
+            return None
         from nbloader.explorer.widget import Explorer
 
         return Explorer(

@@ -1062,17 +1062,17 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._parts.control.check_open()
         return Recorder(cast("LoaderControl", self), path, limit)
 
-    def dashboard(self) -> Dashboard:
+    def dashboard(self) -> Dashboard | None:
         """Show the live dashboard in this cell's output. A loader as the last line of a cell does the same.
 
-        Raises:
-            RuntimeError: This is not a notebook.
+        Returns:
+            The dashboard. In a script or a terminal None, and a line is printed that says what to use there.
         """
         from nbloader.dashboard import show
 
         return show(cast("LoaderControl", self))
 
-    def explore(self, **options: Any) -> Explorer:
+    def explore(self, **options: Any) -> Explorer | None:
         """Look at the samples of the dataset, also while this loader runs: see `nbloader.explore`.
 
         The explorer has its own workers, which read the samples. The loader's workers and random numbers are not
@@ -1081,8 +1081,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         Args:
             **options: Arguments of `nbloader.explore`, such as `num_workers=4`.
 
-        Raises:
-            RuntimeError: This is not a notebook.
+        Returns:
+            The explorer. In a script or a terminal None, and a line is printed that says what to use there.
         """
         from nbloader.explorer import explore
 

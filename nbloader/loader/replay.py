@@ -368,14 +368,14 @@ class ReplayedBatch:
             seed, before = mix(seed, part.position), ()
         return SampleDelivery(self.epoch, self.number, position, seed, before)
 
-    def explore(self, **options: Any) -> Explorer:
+    def explore(self, **options: Any) -> Explorer | None:
         """Explore the batch and its samples as they were delivered. A worker of the explorer reproduces them.
 
         Args:
             **options: Arguments of `nbloader.explore`.
 
-        Raises:
-            RuntimeError: This is not a notebook.
+        Returns:
+            The explorer. In a script or a terminal None, and a line is printed that says what to use there.
         """
         from nbloader.explorer import explore
         from nbloader.explorer.batch_samples import BatchSamples
