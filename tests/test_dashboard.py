@@ -22,7 +22,7 @@ from fake_loader import FakeLoader
 import nbloader
 from nbloader import DataLoader
 from nbloader._util.code_places import is_library, place_of, source_line
-from nbloader.dashboard import feed, publisher, show, static, widget
+from nbloader.dashboard import feed, publisher, static, widget
 from nbloader.dashboard.charts import CHARTS, COLUMNS, TIPS, Chart, Series, charts_of, columns_of, x_axis, y_axes
 from nbloader.dashboard.panels import PANELS, Frame, Panel, register
 from nbloader.dashboard.panels.controls import Controls
@@ -571,11 +571,6 @@ def test_a_panel_needs_a_script_and_registering_it_again_replaces_it(monkeypatch
         assert len(PANELS) == len(before)
     finally:
         PANELS[:] = before
-
-
-def test_without_a_notebook_the_error_names_the_alternatives() -> None:
-    with pytest.raises(RuntimeError, match=r"print\(loader\.stats\(\)\)"):
-        show(FakeLoader())
 
 
 def test_importing_the_package_imports_no_widgets() -> None:
