@@ -217,7 +217,7 @@ def rescue(function: Callable[[Any], Any]) -> str:
         subscription = loader.events.subscribe(follow)
         loop = threading.Thread(target=lambda: numbers.extend(_numbers(loader)), daemon=True)
         loop.start()
-        _until(lambda: _only_one_is_busy(loader.stats()))
+        _until(lambda: dataset.hung.exists() and _only_one_is_busy(loader.stats()))
         try:
             attempt(function, loader)
             if restarted.wait(AFTER):
@@ -253,7 +253,7 @@ def _numbers(loader: Any) -> list[int]:
 
 
 def _only_one_is_busy(stats: Snapshot) -> bool:
-    return stats.in_flight == 1 and sum(worker.batch is not None for worker in stats.workers) == 1
+    return sum(worker.batch is not None for worker in stats.workers) == 1
 
 
 def _until(condition: Callable[[], bool]) -> None:
