@@ -440,7 +440,7 @@ def test_undo_brings_back_the_window_that_was_there(given, windows):
         batches = iter(loader)
         next(batches)
         tuning = loader.tune(600, prefetch_factor=7)
-        wait_for(lambda: window.size == 7)
+        wait_for(lambda: window.size == 7 and not window._adaptive)
         assert tuning.code == "num_workers=1, prefetch_factor=7"
         tuning.undo()
         wait_for(lambda: window.size in windows and window._adaptive is (not given))
