@@ -839,7 +839,7 @@ class Engine:
         try:
             self._exclusively(self._drain_output, epoch)
         finally:
-            self._output.show()
+            self._output.show_all()
 
     def _drain_output(self, epoch: int) -> None:
         self._drive()

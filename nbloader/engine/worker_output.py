@@ -7,7 +7,11 @@ import contextlib
 import contextvars
 import sys
 import threading
+import time
 from typing import NamedTuple
+
+OTHERS = 0.5
+"""Seconds for which the end of an epoch waits for what another thread is printing, unless that is blocked."""
 
 
 class Text(NamedTuple):
@@ -27,8 +31,8 @@ class WorkerOutput:
 
     def __init__(self) -> None:
         self._texts: collections.deque[Text] = collections.deque()
-        self._printing = threading.RLock()
-        """Held while texts are printed: at the end of an epoch, the consumer waits for what another thread prints."""
+        self._printing: collections.deque[int] = collections.deque()
+        """The threads that are printing."""
         self._context = contextvars.copy_context()
 
     def add(self, stream: str, text: str) -> None:
@@ -45,13 +49,26 @@ class WorkerOutput:
 
     def show(self) -> None:
         """Print the buffered texts. Called on the thread of the cell."""
-        with self._printing:
+        self._printing.append(thread := threading.get_ident())
+        try:
             while self._texts:
-                stream, text = self._texts.popleft()
+                try:
+                    stream, text = self._texts.popleft()
+                except IndexError:  # another thread took it
+                    return
                 target = sys.stdout if stream == "stdout" else sys.stderr
                 with contextlib.suppress(Exception):  # a closed or replaced stream must not end the epoch
                     target.write(text)
                     target.flush()
+        finally:
+            self._printing.remove(thread)
+
+    def show_all(self) -> None:
+        """Print the buffered texts, and wait a moment for what another thread is printing. Called as `show`."""
+        self.show()
+        deadline = time.monotonic() + OTHERS
+        while self._printing and time.monotonic() < deadline:
+            time.sleep(0.001)
 
     def show_in_context(self) -> None:
         """Print the buffered texts in the context of the cell. Thread-safe.

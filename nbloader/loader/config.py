@@ -512,12 +512,14 @@ class LoaderConfig(Generic[T_co]):
     def adapts_window(self, prefetch_factor: int | None, prefetch: int | None) -> bool:
         """Whether the prefetch window may grow for small and quick batches.
 
+        Not if `in_order` is false: a slow sample would delay all that its worker holds.
+
         Args:
             prefetch_factor: The current value, which may differ from the argument.
             prefetch: The current value.
         """
         given = prefetch is not None or prefetch_factor is not None
-        return not (given or self.sampler_may_learn) and (self.in_order or self.dispatch != "round_robin")
+        return not (given or self.sampler_may_learn) and self.in_order
 
     @property
     def batches_per_step(self) -> int | None:

@@ -363,12 +363,15 @@ class Dispatcher(Generic[R]):
     def _soon_idle(self, state: IterationState[R], task: Task, depth: int, absent: Counter[int]) -> int | None:
         """Return the worker with the fewest jobs, if it may take over a job whose turn is another worker's."""
         spare = max(depth // 4, min(1, depth - 1))
+        slot = self._slot(state, task)
+        starting = self._by_slot.get(slot, -1) not in self._held
         if self.round_robin:
             spare = 0
-            slot = self._slot(state, task)
-            if self._by_slot.get(slot, -1) not in self._held and absent[slot] < depth:
+            if starting and absent[slot] < depth:
                 absent[slot] += 1
                 return None
+        elif starting:
+            spare = depth - 1  # soon it is ready, while what is queued behind a slow batch waits longer
         worker = min(self._held, key=lambda each: len(self._held[each]))
         return worker if len(self._held[worker]) < depth - spare else None
 

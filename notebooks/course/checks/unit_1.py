@@ -125,18 +125,20 @@ def hold(late: Any, *, measured: Snapshot) -> str:
             raise Hint(
                 f"your batches add up to {total}. All batches of the window are somewhere: how many does it hold?"
             )
-        if late.get("ready") == 5:
-            raise Hint("five batches are finished, but is batch 3 ready for the loop while batch 2 is missing?")
+        if late.get("ready") == 4:
+            raise Hint("four batches are finished, but is batch 3 ready for the loop while batch 2 is missing?")
     choices(
         late,
         expected,
         {
             "ready": "only batches before the late one can be delivered. Their numbers are 0 and 1.",
-            "in flight": "only one sample is held, and the other workers have time to finish everything else.",
+            "in flight": "one sample is held. The other workers have time to finish what they have, but its own worker has another batch.",
             "reordering": "these are finished, and come after the late batch.",
         },
     )
-    return "Batches 3, 4 and 5 are finished, but the loop must get batch 2 first."
+    return (
+        "Two later batches are finished, but the loop must get batch 2 first; another one is behind it in its worker."
+    )
 
 
 @unit.task("1.6 Who overtook whom")

@@ -90,19 +90,19 @@ ready_numbers = [4, 5, 6, 7, 8, 9, 10]
 
 
 # %% hold
-late = {"ready": 2, "in flight": 1, "reordering": 3}
+late = {"ready": 2, "in flight": 2, "reordering": 2}
 
 
 # %% hold | mistake: finished batches count as ready | hint: while batch 2 is missing
-late = {"ready": 5, "in flight": 1, "reordering": 0}
+late = {"ready": 4, "in flight": 2, "reordering": 0}
 
 
-# %% hold | mistake: the others wait for the late one | hint: the other workers have time
+# %% hold | mistake: the others wait for the late one | hint: The other workers have time
 late = {"ready": 2, "in flight": 4, "reordering": 0}
 
 
 # %% hold | mistake: the window is forgotten | hint: add up to
-late = {"ready": 2, "in flight": 1, "reordering": 12}
+late = {"ready": 2, "in flight": 2, "reordering": 12}
 
 
 # %% overtakers
