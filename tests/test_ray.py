@@ -73,16 +73,18 @@ def test_batches_and_order_are_those_of_processes_and_an_epoch_can_move(nodes):
         return DataLoader(Varied(72), 8, shuffle=True, num_workers=2, workers=kind)
 
     with loader("process") as before, loader("ray") as on_ray, loader("process") as after:
-        whole = list(on_ray)
+        epoch = iter(on_ray)
+        whole = [next(epoch)]
+        assert {worker.kind for worker in on_ray.stats().workers} == {"ray"}
+        assert "Current thread" in on_ray.stack(next(w.worker for w in on_ray.stats().workers if w.pid))
+        whole += epoch
         for batch in whole:
             batch["image"].add_(0)  # it is writable
         whole = plain(whole)
         assert plain(loader("process")) == whole
-        assert {worker.kind for worker in on_ray.stats().workers} == {"ray"}
         # Not `dispatched <= fetch_begin`: on a busy machine the clock of a node is known to some milliseconds only.
         records = on_ray.events.batches()
         assert all(r.fetch_begin <= r.collated <= r.received >= r.dispatched for r in records)
-        assert "Current thread" in on_ray.stack(next(w.worker for w in on_ray.stats().workers if w.pid))
         # Processes begin an epoch, nodes continue it, and processes end it.
         torch.manual_seed(5)
         moved = plain(itertools.islice(before, 3))

@@ -132,13 +132,11 @@ def hold(late: Any, *, measured: Snapshot) -> str:
         expected,
         {
             "ready": "only batches before the late one can be delivered. Their numbers are 0 and 1.",
-            "in flight": "one sample is held. The other workers have time to finish what they have, but its own worker has another batch.",
+            "in flight": "one sample is held. The other workers have time to finish, but its own worker has another batch.",
             "reordering": "these are finished, and come after the late batch.",
         },
     )
-    return (
-        "Two later batches are finished, but the loop must get batch 2 first; another one is behind it in its worker."
-    )
+    return "Two later batches are finished, but the loop must get batch 2 first. One is behind it in its worker."
 
 
 @unit.task("1.6 Who overtook whom")
