@@ -132,7 +132,7 @@ def hold(late: Any, *, measured: Snapshot) -> str:
         expected,
         {
             "ready": "only batches before the late one can be delivered. Their numbers are 0 and 1.",
-            "in flight": "one sample is held. The other workers have time to finish, but its own worker has another batch.",
+            "in flight": "one sample is held. The other workers have time to finish, but its worker has another batch.",
             "reordering": "these are finished, and come after the late batch.",
         },
     )
