@@ -10,7 +10,7 @@ import threading
 import time
 from typing import NamedTuple
 
-OTHERS = 0.5
+OTHERS = 5.0
 """Seconds for which the end of an epoch waits for what another thread is printing, unless that is blocked."""
 
 
@@ -31,8 +31,8 @@ class WorkerOutput:
 
     def __init__(self) -> None:
         self._texts: collections.deque[Text] = collections.deque()
-        self._printing: collections.deque[int] = collections.deque()
-        """The threads that are printing."""
+        self._printing: set[int] = set()
+        """The threads that are printing; also one that was interrupted in `show`, until it shows again."""
         self._context = contextvars.copy_context()
 
     def add(self, stream: str, text: str) -> None:
@@ -49,7 +49,7 @@ class WorkerOutput:
 
     def show(self) -> None:
         """Print the buffered texts. Called on the thread of the cell."""
-        self._printing.append(thread := threading.get_ident())
+        self._printing.add(thread := threading.get_ident())
         try:
             while self._texts:
                 try:
@@ -61,13 +61,13 @@ class WorkerOutput:
                     target.write(text)
                     target.flush()
         finally:
-            self._printing.remove(thread)
+            self._printing.discard(thread)
 
     def show_all(self) -> None:
         """Print the buffered texts, and wait a moment for what another thread is printing. Called as `show`."""
         self.show()
-        deadline = time.monotonic() + OTHERS
-        while self._printing and time.monotonic() < deadline:
+        deadline, this = time.monotonic() + OTHERS, {threading.get_ident()}
+        while self._printing - this and time.monotonic() < deadline:
             time.sleep(0.001)
 
     def show_in_context(self) -> None:
