@@ -190,6 +190,13 @@ class Disturber(threading.Thread):
         self.loader.stats()
 
 
+def let_threads_end() -> None:
+    """Wait for worker threads that left the last epoch: they may be about to begin a sample."""
+    for thread in threading.enumerate():
+        if thread.name.startswith("nbloader-worker"):
+            thread.join(5)
+
+
 def same(one: Any, other: Any) -> bool:
     """Whether two batches are the same, bytes included."""
     if type(one) is not type(other):
@@ -224,6 +231,7 @@ def check(case: Case) -> collections.Counter[str]:
         loader = stack.enter_context(case.loader(dataset, **case.options))
         for epoch in range(case.epochs):
             kinds = case.disturbances[epoch * share : (epoch + 1) * share]
+            let_threads_end()
             dataset.fetched.zero_()
             disturber = Disturber(loader, tuple("stop_" if kind == "stop" else kind for kind in kinds), rng)
             disturber.start()

@@ -22,7 +22,7 @@ from nbloader.diagnose.outlook import Present, changes, outlook
 from nbloader.diagnose.sentences import verdict
 from nbloader.diagnose.what_if import Prediction
 from nbloader.events import BatchRecord, EpochEnded, EpochStarted
-from nbloader.metrics.evidence import Evidence
+from nbloader.metrics.evidence import Evidence, Place
 from nbloader.metrics.snapshot import Snapshot, Verdict
 from nbloader.metrics.span import SpanOptions, measure, thin_out
 from nbloader.report import render
@@ -244,7 +244,7 @@ def test_the_parts_of_the_wait_add_up_to_it(run: Run, skipped: int, opening: boo
     share = sum(r.waited for r in records) / seconds / 1e9
     options = SpanOptions(
         span="epoch", seconds=seconds, wait_share=min(1.0, share), batches=len(records), workers=len(run.makes),
-        place="process", cores=4, window=4, opening=records[:32] if opening else (), worst=records[-4:],
+        place=Place.PROCESSES, cores=4, window=4, opening=records[:32] if opening else (), worst=records[-4:],
         waiting=waiting * MS, waiting_for=len(records),
     )  # fmt: skip
     e = measure(kept, options)
@@ -266,7 +266,7 @@ def test_a_thinned_out_sample_has_no_rhythm():
 
 
 def test_a_loop_that_waits_for_a_reloaded_dataset_is_not_the_bottleneck():
-    e = measure((), SpanOptions(span="epoch", seconds=5.0, wait_share=0.9, batches=80, workers=2, place="process",
+    e = measure((), SpanOptions(span="epoch", seconds=5.0, wait_share=0.9, batches=80, workers=2, place=Place.PROCESSES,
                                 cores=4, window=4))  # fmt: skip
     assert verdict(e).cause == Cause.UNKNOWN
     assert_consistent(verdict(e), e)

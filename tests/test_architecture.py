@@ -49,9 +49,9 @@ def test_no_module_takes_part_in_an_import_cycle():
 @pytest.mark.parametrize(
     "statement",
     [
-        "from nbloader.engine import supervisor",
-        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from nbloader.engine import supervisor",
-        "def late():\n    from nbloader.engine import supervisor",
+        "from nbloader.engine import loop",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from nbloader.engine import loop",
+        "def late():\n    from nbloader.engine import loop",
     ],
     ids=["at the top", "for type checking", "in a function"],
 )
@@ -60,7 +60,7 @@ def test_an_upward_import_breaks_the_contract(copy, statement):
     status, output = lint_imports(copy)
     assert status != 0
     assert "nbloader.events is not allowed to import nbloader.engine" in output
-    assert "nbloader.events.planted -> nbloader.engine.supervisor" in output
+    assert "nbloader.events.planted -> nbloader.engine.loop" in output
 
 
 def test_an_import_between_independent_packages_breaks_the_contract(copy):

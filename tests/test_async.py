@@ -22,6 +22,7 @@ import pytest
 import torch
 from datasets import alive, all_pids, flat, pids, wait_for
 from same import assert_same
+from test_dispatcher import Played
 from test_docs import ROOT, code
 from torch.utils.data import ConcatDataset, Subset
 from waits import AtOnce, Augmented, Backwards, Gated, Hangs, Kills, Raises, Together, Waits, WithTorch
@@ -31,7 +32,7 @@ from nbloader import DataLoader, LoaderTimeoutError, WorkerDiedError
 from nbloader.batch.task import ALONE_AFTER
 from nbloader.events import BatchRecord
 from nbloader.report.trace import Trace
-from nbloader.scheduler.dispatcher import MAX_DEATHS, Dispatcher
+from nbloader.scheduler.dispatcher import MAX_DEATHS
 from nbloader.scheduler.prefetch import Window
 from nbloader.workers import sample_loop
 from nbloader.workers.fetcher import is_async
@@ -577,7 +578,7 @@ class SimulatedWorkers:
 def test_samples_stay_in_flight_although_some_take_longer(concurrency, size, least, round_robin):
     policy = Window(2, prefetch_factor=2, concurrency=concurrency)
     policy.expect(size)
-    dispatcher: Dispatcher[str] = Dispatcher(policy, round_robin=round_robin)
+    dispatcher = Played(policy, round_robin=round_robin)
     dispatcher.slots = 2
     dispatcher.open_iteration(0)
     workers = SimulatedWorkers(concurrency, size)
@@ -601,7 +602,7 @@ def test_samples_stay_in_flight_although_some_take_longer(concurrency, size, lea
 
 
 def test_of_several_jobs_in_flight_none_is_poisoned_before_it_is_alone():
-    dispatcher: Dispatcher[str] = Dispatcher(Window(1, prefetch_factor=3, concurrency=8))
+    dispatcher = Played(Window(1, prefetch_factor=3, concurrency=8))
     dispatcher.open_iteration(0)
     tasks = [dispatcher.add(0, [i], 0) for i in range(3)]
     for worker in range(MAX_DEATHS + 1):
@@ -616,7 +617,7 @@ def test_of_several_jobs_in_flight_none_is_poisoned_before_it_is_alone():
 
 
 def test_all_jobs_of_a_closed_iteration_are_cancelled():
-    dispatcher: Dispatcher[str] = Dispatcher(Window(1, prefetch_factor=3, concurrency=8), cancels_begun=True)
+    dispatcher = Played(Window(1, prefetch_factor=3, concurrency=8), cancels_begun=True)
     dispatcher.worker_ready(0)
     dispatcher.open_iteration(0)
     for i in range(3):

@@ -20,10 +20,9 @@ from nbloader import DataLoader, LoaderClosedError, NbloaderError, WorkerStartEr
 from nbloader import events as ev
 from nbloader.device import placement
 from nbloader.device.transfer import BatchKey, DeviceLane, DeviceTransfer
-from nbloader.engine.engine import Engine
 from nbloader.engine.local_engine import LocalEngine
+from nbloader.engine.receiver import Receiver
 from nbloader.engine.timeouts import WaitTimer
-from nbloader.scheduler.dispatcher import Dispatcher
 
 BATCHES = 4
 
@@ -66,9 +65,8 @@ def test_a_loader_can_be_closed_at_any_line_of_the_loop(create):
         loader, closed = create(), []
         gc.disable()  # a finalizer of another loader would add lines
         got = 0
-        engine = loader._engine
-        locked = engine.lock.locked if isinstance(engine, Engine) else lambda: False
-        here = Line("engine", "device/transfer.py", unless=locked)
+        loop = getattr(loader._engine, "_loop", None)
+        here = Line("engine", "device/transfer.py", unless=lambda: loop is not None and loop._not_running._is_owned())
         try:
             with here:
                 here.at(line, lambda: closed.append(loader.close()))
@@ -103,24 +101,6 @@ def test_closing_a_loader_whose_consumer_is_about_to_wait(workers, monkeypatch):
         monkeypatch.setattr(WaitTimer, "check", close_first)
         with pytest.raises(LoaderClosedError, match="closed during the iteration"):
             list(loader)
-
-
-def test_closing_wakes_consumers_that_leave_at_that_moment():
-    """They are listed without the lock."""
-
-    class Leaving(dict):
-        def __contains__(self, epoch):
-            found = super().__contains__(epoch)
-            self.clear()
-            return found
-
-    with DataLoader(Slow(8), 2, num_workers=1, workers="thread") as loader:
-        it = iter(loader)
-        next(it)
-        loader._engine._waiting = Leaving({0: it._resources.wakeup})
-        loader.close()
-        with pytest.raises(LoaderClosedError):
-            next(it)
 
 
 @pytest.mark.unit
@@ -185,10 +165,10 @@ def test_a_loader_that_is_closed_while_its_dataset_is_pickled_keeps_nothing():
 
 @pytest.mark.parametrize("workers", [None, "thread", "process"])
 def test_a_signal_handler_can_close_a_loader_that_it_has_interrupted(workers, monkeypatch):
-    """As at the end of a job's time: SIGTERM. It must not wait for the lock of the code that it has interrupted."""
+    """As at the end of a job's time: SIGTERM. It must not wait for what it has interrupted."""
     options = {} if workers is None else {"num_workers": 1, "workers": workers}
-    cls, name = (LocalEngine, "_produce") if workers is None else (Dispatcher, "take")
-    original, errors = getattr(cls, name), []
+    cls, name = (LocalEngine, "_produce") if workers is None else (Receiver, "take")
+    original, states = getattr(cls, name), []
 
     def interrupted(*args):
         os.kill(os.getpid(), signal.SIGUSR1)
@@ -196,10 +176,7 @@ def test_a_signal_handler_can_close_a_loader_that_it_has_interrupted(workers, mo
 
     def handle(_number, _frame):
         loader.close()
-        try:
-            loader.stats()
-        except NbloaderError as error:
-            errors.append(error)
+        states.append(loader.stats().state)
 
     before = signal.signal(signal.SIGUSR1, handle)
     try:
@@ -209,49 +186,41 @@ def test_a_signal_handler_can_close_a_loader_that_it_has_interrupted(workers, mo
                 patched.setattr(cls, name, interrupted)
                 with pytest.raises(LoaderClosedError):
                     list(it)
-            wait_for(lambda: loader._engine.closed)
-            assert loader.stats().state == "closed"
-        assert all("Only these methods may be called there" in str(error) for error in errors)
-        assert bool(errors) == (workers is not None)  # without workers there is no lock
+        assert set(states) == {"closed"}
     finally:
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_an_interrupt_on_one_thread_ends_the_loops_of_others(monkeypatch):
-    """Workers are ended with it: nobody else would wake them."""
-    with DataLoader(Slow(8, wait=3600), 2, num_workers=1) as loader:
-        ended = []
+def test_a_callback_that_waits_for_a_batch_of_its_own_loader_is_an_error():
+    """The thread that calls it receives the batches."""
+    errors = []
 
-        def loop():
+    def iterate(event):
+        if isinstance(event, ev.LoaderPaused):
+            loader.resume()
             try:
-                list(loader)
-            except LoaderClosedError as error:
-                ended.append(str(error))
+                next(epoch)
+            except NbloaderError as error:
+                errors.append(str(error))
 
-        consumer = threading.Thread(target=loop, daemon=True)
-        consumer.start()
-        wait_for(lambda: loader._engine._waiting)
-
-        def interrupt(_state):
-            raise KeyboardInterrupt
-
-        with monkeypatch.context() as patched:
-            patched.setattr(loader._engine, "_gauges", interrupt)
-            with pytest.raises(KeyboardInterrupt):
-                loader.stats()
-        consumer.join(90)
-        assert ended == ["this iterator was ended by an interrupt: iterate the loader again"]
+    with DataLoader(Slow(8, wait=0.2), 2, num_workers=1) as loader:
+        epoch = iter(loader)
+        with loader.events.subscribe(iterate):
+            loader.pause()
+            wait_for(lambda: errors)
+        assert "Iterate on another thread" in errors[0]
+        assert flat(epoch) == list(range(8))
 
 
 # ---- threads that cannot be started
 
 
 @pytest.mark.parametrize("workers", ["thread", "process"])
-def test_a_supervisor_that_cannot_be_started_is_an_error_and_the_next_epoch_works(workers, monkeypatch):
+def test_a_loop_that_cannot_be_started_is_an_error_and_the_next_epoch_works(workers, monkeypatch):
     start = threading.Thread.start
 
     def refuse(thread):
-        if thread.name == "nbloader-supervisor":
+        if thread.name == "nbloader-loop":
             raise RuntimeError("can't start new thread")
         start(thread)
 

@@ -221,7 +221,8 @@ class FakeConnection:
         with node._lock:
             if not node._closed:
                 node._closed = True
-                node._pool.abandon()
+                node._pool.close(0)
+                node._pool.dispose()
             node._setups.clear()
         node._wakeup.set()
         if threading.current_thread().name.startswith("nbloader-node"):  # the one that makes the reports
@@ -270,7 +271,11 @@ def on_cluster():
     """A function that creates a loader on a fake cluster."""
 
     def create(cluster, *args, ray=None, **kwargs):
-        registry.register("fake", lambda options: RayKind(dataclasses.replace(options, ray=ray), cluster))
+        class FakeKind(RayKind):
+            def __init__(self, spec):
+                super().__init__(dataclasses.replace(spec, ray=ray), cluster)
+
+        registry.register("fake", FakeKind)
         try:
             return DataLoader(*args, workers="fake", **kwargs)
         finally:

@@ -279,11 +279,11 @@ def test_without_workers_reload_takes_effect_and_restart_does_nothing():
             loader.restart_workers(0)
 
 
-# ---- the supervisor
+# ---- the thread of the loop
 
 
 def test_worker_output_can_be_printed_by_several_threads_concurrently(monkeypatch):
-    """The supervisor and callers of `stats()` may: a `contextvars.Context` cannot be entered concurrently."""
+    """The threads of two loaders may: a `contextvars.Context` cannot be entered concurrently."""
     inside, release, errors = threading.Event(), threading.Event(), []
 
     class Stream(io.StringIO):
@@ -320,7 +320,7 @@ class Prints(Slow):
         return super().__getitem__(i)
 
 
-def test_concurrent_worker_output_and_stats_do_not_stop_the_supervisor(caplog):
+def test_concurrent_worker_output_and_stats_do_not_stop_the_loop(caplog):
     stop = threading.Event()
     errors = []
 
@@ -343,14 +343,14 @@ def test_concurrent_worker_output_and_stats_do_not_stop_the_supervisor(caplog):
                 thread.join()
         assert not errors
         assert not events(loader, ev.SupervisorFailed)
-    assert not [record for record in caplog.records if "supervisor" in record.message]
+    assert not [record for record in caplog.records if "failed" in record.message]
 
 
 class Planted(Exception):
     pass
 
 
-def test_a_supervisor_that_raises_is_restarted_and_logged(caplog, monkeypatch, tmp_path):
+def test_a_loop_that_fails_is_logged_and_goes_on(caplog, monkeypatch, tmp_path):
     flag, hung = tmp_path / "flag", tmp_path / "hung"
     flag.touch()
     with DataLoader(Hangs(8, bad=3, flag=str(flag), hung=str(hung)), 1, num_workers=1) as loader:
@@ -375,16 +375,15 @@ def test_a_supervisor_that_raises_is_restarted_and_logged(caplog, monkeypatch, t
         assert got == list(range(8))
         errors_reported = [event.error for event in events(loader, ev.SupervisorFailed)]
     assert errors_reported == ["Planted: planted"] * 2
-    assert sum("supervisor thread failed" in record.message for record in caplog.records) == 2
+    assert sum("thread that supervises the workers failed" in record.message for record in caplog.records) == 2
 
 
 def test_commands_are_executed_in_the_order_in_which_they_were_given():
     with DataLoader(Slow(40), 2, num_workers=2, multiprocessing_context="forkserver") as loader:
         epoch = iter(loader)
         got = [next(epoch)]
-        with loader._engine.lock:  # so that both wait
-            loader._engine.replace_all()
-            loader._engine.pause()
+        loader._engine.replace_all()
+        loader._engine.pause()
         wait_for(lambda: events(loader, ev.LoaderPaused))
         order = events(loader, (ev.WorkerRestarted, ev.LoaderPaused))
         assert [type(event) for event in order] == [ev.WorkerRestarted, ev.WorkerRestarted, ev.LoaderPaused]

@@ -22,7 +22,7 @@ from nbloader.diagnose.common import in_common
 from nbloader.diagnose.sentences import verdict
 from nbloader.events import BatchRecord, Machine, NodeTransfer
 from nbloader.events.pauses import Pauses
-from nbloader.metrics.evidence import Evidence, MachineLoad, MakeTime, SampleFacts, SlowBatch
+from nbloader.metrics.evidence import Evidence, MachineLoad, MakeTime, Place, SampleFacts, SlowBatch
 from nbloader.metrics.span import EpochSample, SpanOptions, measure
 from nbloader.metrics.usage import LoopCounters, Usage, UsageLog, WorkerCounters
 from nbloader.metrics.usage_probe import UsageProbe, WorkerThread
@@ -140,30 +140,30 @@ ALONE: list[tuple[str, Cause, dict[str, Any], dict[str, Any], str]] = [
     ("start-up", Cause.STARTUP, BUSY,
      {"startup_wait": 0.7, "producing_wait": 0.1, "startup": 3.6, "worker_startup": 3.0},
      "the first batch came after 3.6 s, of which the workers took 3.0 s to start"),
-    ("no workers", Cause.IN_PROCESS, BUSY, {"place": "inline", "workers": 1}, "Use num_workers=2 or more"),
-    ("no workers, one core", Cause.IN_PROCESS, COMPUTING, {"place": "inline", "workers": 1, "cores": 1},
+    ("no workers", Cause.IN_PROCESS, BUSY, {"place": Place.CONSUMER, "workers": 1}, "Use num_workers=2 or more"),
+    ("no workers, one core", Cause.IN_PROCESS, COMPUTING, {"place": Place.CONSUMER, "workers": 1, "cores": 1},
      "Make samples cheaper: there is one core"),
     ("no workers, other programs", Cause.IN_PROCESS, BUSY,
-     {"place": "inline", "workers": 1, "fetch_cpu": 0.4, "usage": usage(consumer_core_wait=0.5)},
+     {"place": Place.CONSUMER, "workers": 1, "fetch_cpu": 0.4, "usage": usage(consumer_core_wait=0.5)},
      "Free the cores that other programs use, or use num_workers=2 or more. Loading is the bottleneck"),
     ("interpreter lock", Cause.INTERPRETER_LOCK, BUSY,
-     {"place": "thread", "workers": 4, "fetch_cpu": 0.25, "usage": usage(loop_cores=1.0)}, "workers='process'"),
+     {"place": Place.THREADS, "workers": 4, "fetch_cpu": 0.25, "usage": usage(loop_cores=1.0)}, "workers='process'"),
     ("interpreter lock, threads that cannot begin", Cause.INTERPRETER_LOCK, BUSY,
-     {"place": "thread", "workers": 4, "fetch_cpu": 0.35, "utilization": 0.6, "usage": usage(loop_cores=0.99)},
+     {"place": Place.THREADS, "workers": 4, "fetch_cpu": 0.35, "utilization": 0.6, "usage": usage(loop_cores=0.99)},
      "use 0.99 of 8 cores"),
     ("interpreter lock, a loop that cannot go on", Cause.INTERPRETER_LOCK, BUSY,
-     {"place": "thread", "workers": 4, "fetch_cpu": 0.3, "producing_wait": 0.3, "opening_wait": 0.5,
+     {"place": Place.THREADS, "workers": 4, "fetch_cpu": 0.3, "producing_wait": 0.3, "opening_wait": 0.5,
       "usage": usage(loop_cores=0.99)}, "workers='process'"),
     ("interpreter lock, slow steps", Cause.INTERPRETER_LOCK, HEALTHY,
-     {"place": "thread", "workers": 4, "fetch_cpu": 0.3, "utilization": 0.75,
+     {"place": Place.THREADS, "workers": 4, "fetch_cpu": 0.3, "utilization": 0.75,
       "usage": usage(loop_cores=0.99, consumer_cpu=0.07)}, "the loop waited 2 % of the epoch's 5.0 s"),
     ("healthy, threads", Cause.CONSUMER, HEALTHY,
-     {"place": "thread", "workers": 4, "fetch_cpu": 0.3, "utilization": 0.5, "usage": usage(loop_cores=0.7)},
+     {"place": Place.THREADS, "workers": 4, "fetch_cpu": 0.3, "utilization": 0.5, "usage": usage(loop_cores=0.7)},
      "it waited 2 %"),
-    ("threads that wait", Cause.WAIT, BUSY, {"place": "thread", "workers": 4, "usage": usage(loop_cores=0.2)},
+    ("threads that wait", Cause.WAIT, BUSY, {"place": Place.THREADS, "workers": 4, "usage": usage(loop_cores=0.2)},
      "waiting"),
     ("threads that compute outside the lock", Cause.COMPUTE, COMPUTING,
-     {"place": "thread", "usage": usage(loop_cores=1.9)}, "Use more workers"),
+     {"place": Place.THREADS, "usage": usage(loop_cores=1.9)}, "Use more workers"),
     ("lock", Cause.LOCK, BUSY, {"workers": 4, "usage": usage(locked=0.74, looks=40)}, "at 74 % of 40 looks"),
     ("too few looks for a lock", Cause.WAIT, BUSY, {"workers": 4, "usage": usage(locked=0.74, looks=5)}, "waiting"),
     ("threads", Cause.THREADS, BUSY,
@@ -272,7 +272,7 @@ any_usage = st.builds(
 any_evidence = st.builds(
     Evidence,
     span=st.sampled_from(["now", "epoch"]), seconds=counts, batches=st.integers(0, 99), cores=st.integers(1, 64),
-    workers=st.integers(1, 64), place=st.sampled_from(["process", "thread", "inline"]), window=st.integers(0, 99),
+    workers=st.integers(1, 64), place=st.sampled_from(Place), window=st.integers(0, 99),
     wait_share=shares, startup_wait=shares, startup=st.none() | counts, worker_startup=st.none() | counts,
     stall_wait=shares, stalls=st.integers(0, 9), worst=st.none() | st.just(WORST), sampler_wait=shares,
     placing_wait=shares, opening_wait=shares, producing_wait=shares, step_ms=counts, make_ms=counts, fetch_ms=counts,
@@ -390,7 +390,7 @@ def span(records: list[BatchRecord], **changes: Any) -> SpanOptions:
     seconds = (records[-1].returned - records[0].requested) / 1e9
     given = {
         "span": "epoch", "seconds": seconds, "wait_share": sum(r.waited for r in records) / seconds / 1e9,
-        "batches": len(records), "workers": 2, "place": "process", "cores": 4, "window": 4,
+        "batches": len(records), "workers": 2, "place": Place.PROCESSES, "cores": 4, "window": 4,
     }  # fmt: skip
     return SpanOptions(**(given | changes))
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from nbloader.scheduler.dispatcher import MAX_DEATHS, Dispatcher
+from nbloader.scheduler.gate import Gate
 
 pytestmark = pytest.mark.unit
 
@@ -22,6 +23,29 @@ def assignments(dispatcher):
     """What is to be sent, as (worker, task) by job number."""
     pairs = [(assign.worker, task) for assign in dispatcher.assignments() for task in assign.tasks]
     return sorted(pairs, key=lambda pair: (pair[1].epoch, pair[1].job))
+
+
+class Played(Dispatcher[object]):
+    """A dispatcher with a consumer that takes batches, and a gate that the consumer observes."""
+
+    def __init__(self, policy, **options):
+        self.gate = Gate()
+        super().__init__(policy, self.gate, **options)
+
+    def take(self, epoch):
+        """Take the next batch; None if it has not arrived or the loader is paused."""
+        delivery = None if self.gate.closed else self.iterations[epoch].take()
+        if delivery is not None:
+            self.gate.delivered()
+        return delivery
+
+    def refill_size(self, epoch):
+        """How many batches the consumer requests."""
+        state = self.iterations[epoch]
+        return self.policy.room(state.outstanding, state.reorder.reordering)
+
+    def outstanding(self, epoch):
+        return self.iterations[epoch].outstanding
 
 
 class FixedPolicy:
@@ -40,9 +64,6 @@ class FixedPolicy:
 
     def affords(self, outstanding: int) -> bool:
         return outstanding < self.affordable
-
-    def nap(self, held: int) -> float:
-        return 0.0
 
 
 NOW = 10
@@ -73,7 +94,7 @@ class Chaos(RuleBasedStateMachine):
     @initialize(depth=st.integers(1, 4), workers=st.integers(0, 3), window=st.integers(0, 6), data=st.data())
     def begin(self, depth, workers, window, data):
         self.policy = FixedPolicy(depth)
-        self.dispatcher: Dispatcher[object] = Dispatcher(self.policy)
+        self.dispatcher = Played(self.policy)
         self.depth = depth  # the largest so far
         for _ in range(workers):
             self.worker_starts()
@@ -187,7 +208,8 @@ class Chaos(RuleBasedStateMachine):
     @rule(data=st.data())
     def iteration_is_closed(self, data):
         epoch = data.draw(st.sampled_from(sorted(self.wanted)))
-        ready = self.dispatcher.iterations[epoch].reorder.ready + self.dispatcher.iterations[epoch].reorder.reordering
+        state = self.dispatcher.iterations[epoch]
+        ready = len(state.ready) + state.reorder.reordering
         unwanted, cancels = self.dispatcher.close_iteration(epoch)
         assert len(unwanted) == ready
         self.cancel(cancels, data)
@@ -211,15 +233,15 @@ class Chaos(RuleBasedStateMachine):
     @rule(paused=st.booleans())
     def loader_is_paused_or_resumed(self, paused):
         if paused:
-            self.dispatcher.pause()
+            self.dispatcher.gate.pause()
         else:
-            self.dispatcher.resume()
+            self.dispatcher.gate.resume()
             self.steps = self.owed = 0
 
     @rule(data=st.data())
     def loader_takes_a_step(self, data):
-        self.dispatcher.pause()
-        self.dispatcher.step()
+        self.dispatcher.gate.pause()
+        self.dispatcher.gate.step()
         self.steps += 1
         self.dispatch(data)
 
@@ -262,7 +284,7 @@ class Chaos(RuleBasedStateMachine):
     @rule()
     def batches_are_sent(self):
         given = assignments(self.dispatcher)
-        if self.dispatcher.paused and not self.steps:
+        if self.dispatcher.gate.paused and not self.steps:
             assert len(given) <= self.owed
             self.owed -= len(given)
         for worker, task in given:
@@ -283,7 +305,7 @@ class Chaos(RuleBasedStateMachine):
         item = self.dispatcher.take(epoch)
         if item is None:
             return False
-        if self.dispatcher.paused:
+        if self.dispatcher.gate.paused:
             assert self.steps, "nothing is delivered while paused"
             self.steps -= 1
             self.owed += 1
@@ -326,7 +348,7 @@ class Chaos(RuleBasedStateMachine):
         """With one reliable worker everything that is outstanding is delivered."""
         if not hasattr(self, "dispatcher"):
             return
-        self.dispatcher.resume()
+        self.dispatcher.gate.resume()
         self.steps = self.owed = 0
         self.policy.affordable = 1
         for worker in list(self.inboxes):
@@ -351,21 +373,21 @@ Chaos.TestCase.settings = settings(max_examples=150, stateful_step_count=50, dea
 TestChaos = Chaos.TestCase
 
 
-def produced(dispatcher: Dispatcher[str], worker: int, number: int, epoch: int = 0):
+def produced(dispatcher: Played, worker: int, number: int, epoch: int = 0):
     """The result of a batch arrives. Returns the batches that can be delivered since then; None if it is rejected."""
     state = dispatcher.iterations.get(epoch)
-    before = state.reorder.ready if state else 0
+    before = len(state.ready) if state else 0
     if dispatcher.result(worker, epoch, number, f"batch {number}", NOW) is None:
         return None
-    freed = state.reorder.peek(state.reorder.ready)[before:]
+    freed = list(state.ready)[before:]
     assert all(delivery.task.in_order == NOW for delivery in freed)
     return [delivery.task.number for delivery in freed]
 
 
 def dispatcher_with(
     workers: int, *, depth: int = 2, window: int = 8, batches: int = 8, round_robin: bool = False
-) -> Dispatcher[str]:
-    dispatcher: Dispatcher[str] = Dispatcher(FixedPolicy(depth, window), round_robin=round_robin)
+) -> Played:
+    dispatcher = Played(FixedPolicy(depth, window), round_robin=round_robin)
     dispatcher.slots = workers
     for worker in range(workers):
         dispatcher.worker_ready(worker, slot=worker)
@@ -375,7 +397,7 @@ def dispatcher_with(
     return dispatcher
 
 
-def sent(dispatcher: Dispatcher[str]) -> list[tuple[int, int]]:
+def sent(dispatcher: Played) -> list[tuple[int, int]]:
     return [(worker, task.number) for worker, task in assignments(dispatcher)]
 
 
@@ -407,7 +429,7 @@ def test_round_robin_what_a_dead_worker_held_waits_for_its_replacement():
 
 
 def test_round_robin_and_out_of_order_others_take_what_exceeds_the_queue_of_a_worker_that_is_not_ready():
-    dispatcher: Dispatcher[str] = Dispatcher(FixedPolicy(2), round_robin=True)
+    dispatcher = Played(FixedPolicy(2), round_robin=True)
     dispatcher.slots = 2
     dispatcher.worker_ready(1, slot=1)
     dispatcher.open_iteration(0, in_order=False)
@@ -477,10 +499,10 @@ def test_a_parked_iteration_yields_the_workers_when_they_have_done_what_they_hol
 def test_nothing_is_assigned_or_delivered_while_paused_but_results_are_kept():
     dispatcher = dispatcher_with(1)
     sent(dispatcher)
-    dispatcher.pause()
+    dispatcher.gate.pause()
     assert produced(dispatcher, 0, 0) == [0]
     assert (dispatcher.take(0), sent(dispatcher)) == (None, [])
-    dispatcher.resume()
+    dispatcher.gate.resume()
     assert dispatcher.take(0).task.number == 0
     assert sent(dispatcher) == [(0, 2)]
 
@@ -488,11 +510,11 @@ def test_nothing_is_assigned_or_delivered_while_paused_but_results_are_kept():
 def test_a_step_delivers_one_batch_and_assigns_another():
     dispatcher = dispatcher_with(1, depth=2, window=4, batches=4)
     assert sent(dispatcher) == [(0, 0), (0, 1)]
-    dispatcher.pause()
+    dispatcher.gate.pause()
     produced(dispatcher, 0, 0)
     produced(dispatcher, 0, 1)
     assert (dispatcher.take(0), sent(dispatcher)) == (None, [])
-    dispatcher.step()
+    dispatcher.gate.step()
     assert dispatcher.take(0).task.number == 0
     assert dispatcher.take(0) is None
     assert (sent(dispatcher), sent(dispatcher)) == ([(0, 2)], [])
@@ -502,14 +524,14 @@ def test_unused_steps_expire_with_the_last_iteration():
     dispatcher = dispatcher_with(1, batches=1)
     sent(dispatcher)
     produced(dispatcher, 0, 0)
-    dispatcher.pause()
-    dispatcher.step()
-    dispatcher.step()
+    dispatcher.gate.pause()
+    dispatcher.gate.step()
+    dispatcher.gate.step()
     assert dispatcher.take(0) is not None
     dispatcher.close_iteration(0)
     dispatcher.open_iteration(1)
     dispatcher.add(1, None, 0)
-    assert (dispatcher.steps, dispatcher.assignments()) == (0, [])
+    assert (dispatcher.gate.closed, dispatcher.assignments()) == (True, [])
 
 
 def test_the_batch_that_delays_an_iteration_and_the_worker_that_holds_it():

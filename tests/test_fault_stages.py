@@ -283,9 +283,12 @@ def provoke_while_sending(tmp_path, strike, *, restart=False):
         epoch = iter(loader)
         wait_for(lambda: len(working(loader)) == 2)
         engine = loader._engine
-        with engine.lock:
+
+        def strike_one_that_sends():
             flag.unlink()
             strike(wait_for(lambda: [gauge.pid for gauge in engine._group.gauges() if gauge.state == "sending"])[0])
+
+        engine._loop.ask(strike_one_that_sends)  # on the thread that would read
         if restart:
             loader.restart_workers()
         assert [int(text[-9:]) for batch in epoch for text in batch] == list(range(12))

@@ -9,7 +9,7 @@ import threading
 
 import psutil
 import pytest
-from datasets import all_pids, flat, wait_for
+from datasets import flat, wait_for
 from locked import HalfLocked, Locked, LockedAsync, LockedBatches, LockedCollate, LockedStream
 
 from nbloader import DataLoader, LoaderTimeoutError
@@ -121,21 +121,6 @@ def test_an_epoch_that_is_left_early_lets_forked_workers_finish_their_sample(tmp
         assert holding.death().exitcode == 0
 
 
-def test_an_interrupt_lets_workers_finish_their_sample(tmp_path):
-    """It ends all workers if it comes while the state of the loader changes."""
-    with Holding(Locked(tmp_path, holder=HOLDER)) as holding:
-        pids = all_pids(holding.loader)
-
-        def interrupt():
-            holding.go_on()
-            raise KeyboardInterrupt
-
-        with pytest.raises(KeyboardInterrupt):
-            holding.loader._parts.engine._exclusively(interrupt)
-        wait_for(lambda: not any(map(psutil.pid_exists, pids)))
-        assert flat(holding.loader) == list(range(40))
-
-
 def test_the_replacement_does_not_wait_for_the_worker_that_leaves(tmp_path):
     with Holding(Waiting(tmp_path, holder=HOLDER)) as holding:
         holding.loader.restart_workers([HOLDER])
@@ -189,7 +174,7 @@ def test_closing_kills_workers_that_are_leaving(tmp_path):
         holding.loader.restart_workers()
         wait_for(holding.is_leaving)
         holding.loader.close()
-        assert not psutil.pid_exists(holding.pid)
+        wait_for(lambda: not psutil.pid_exists(holding.pid), "a process that was killed may be a zombie for a moment")
 
 
 def test_the_log_says_that_a_worker_leaves(tmp_path):

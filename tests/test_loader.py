@@ -1000,3 +1000,34 @@ def test_one_slow_batch_does_not_stop_the_other_workers(tmp_path, workers):
     with DataLoader(Chained(tmp_path), num_workers=2, workers=workers) as loader:
         assert [int(batch) for batch in loader] == list(range(20))
         assert {record.attempt for record in loader.events.batches()} == {1}
+
+
+def test_an_epoch_gets_another_engine_only_for_what_a_running_engine_cannot_change():
+    with DataLoader(Numbers(16), 4, num_workers=1, workers="thread", persistent_workers=True) as loader:
+        assert flat(loader) == list(range(16))
+        engine = loader._engine
+        loader.num_workers, loader.prefetch_factor = 2, 3
+        assert flat(loader) == list(range(16))
+        loader._use_kind("process")
+        assert flat(loader) == list(range(16))
+        assert {worker.kind for worker in loader.stats().workers} == {"process"}
+        assert loader._engine is engine
+        loader.multiprocessing_context = "forkserver"
+        assert flat(loader) == list(range(16))
+        assert loader._engine is not engine
+        engine = loader._engine
+        loader.timeout = 50
+        assert flat(loader) == list(range(16))
+        assert loader._engine is not engine
+
+
+def test_batches_are_pinned_as_the_attribute_says_when_the_epoch_begins(monkeypatch):
+    made = []
+    with DataLoader(Numbers(8), 4, num_workers=1, workers="thread") as loader:
+        monkeypatch.setattr(loader, "_make_transfer", lambda: made.append(loader.pin_memory))
+        engine = loader._engine
+        for pin in (False, True, True, False):
+            loader.pin_memory = pin
+            assert flat(loader) == list(range(8))
+        assert made == [True, False]
+        assert loader._engine is engine

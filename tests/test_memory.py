@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 from datasets import Images
+from test_dispatcher import Played
 
 from nbloader import DataLoader
 from nbloader._util.system import V2, Cgroup
 from nbloader.engine.memory import CHECK_EVERY, FIRST_CHECK, MemoryWatch
-from nbloader.scheduler.dispatcher import Dispatcher
 from nbloader.scheduler.prefetch import Window
 
 MB = 1 << 20
@@ -71,7 +71,7 @@ def test_the_window_shrinks_to_what_is_affordable_and_grows_again():
 @pytest.mark.unit
 def test_what_was_requested_and_not_sent_waits_for_memory_except_for_the_next_batch():
     window = Window(3)
-    dispatcher: Dispatcher[str] = Dispatcher(window)
+    dispatcher = Played(window)
     dispatcher.slots = 3
     for worker in range(3):
         dispatcher.worker_ready(worker, worker)

@@ -125,7 +125,7 @@ def test_workers_not_started_are_not_dead_and_idle_workers_of_a_full_loader_rais
 
 def test_batches_of_threads_do_not_pass_shared_memory():
     s = snapshot()
-    threads = tuple(dataclasses.replace(w, kind="thread") for w in s.workers)
+    threads = tuple(dataclasses.replace(w, kind="thread", in_process=True) for w in s.workers)
     assert "shared" not in boxes(dataclasses.replace(s, workers=threads))
 
 

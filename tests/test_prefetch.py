@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbloader.sampling.samplers import may_learn
-from nbloader.scheduler.prefetch import BLOCKED_TIMES, LONGEST_NAP, MAX_DEPTH, MIN_DEPTH, WINDOW_BYTES, Window
+from nbloader.scheduler.prefetch import BLOCKED_TIMES, MAX_DEPTH, MIN_DEPTH, WINDOW_BYTES, Window
 
 pytestmark = pytest.mark.unit
 
@@ -129,14 +129,3 @@ def test_samplers_of_other_classes_may_learn_from_the_loop():
     known = torch_data.SequentialSampler([0])
     assert not any(map(may_learn, (None, [0], iter([0]), known, torch_data.BatchSampler(known, 1, False))))
     assert all(map(may_learn, (Learns(), torch_data.BatchSampler(Learns(), 1, False))))
-
-
-def test_small_fast_batches_arrive_without_waking_the_consumer_while_workers_have_others_queued():
-    window = Window(2, adaptive=True)
-    assert window.nap(32) == 0, "before the first batch"
-    window.observe(1000, MS // 4)  # one every 0.125 ms
-    assert window.nap(32) == LONGEST_NAP
-    assert window.nap(8) == pytest.approx(0.0005), "workers keep half of what they hold"
-    assert [window.nap(held) for held in (3, 1, 0)] == [0, 0, 0], "fewer than two would arrive"
-    window.set_size(2)
-    assert window.nap(32) == 0, "the user sets the window"

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from test_dispatcher import GIVEN_UP, NOW, FixedPolicy, assignments
+from test_dispatcher import GIVEN_UP, NOW, FixedPolicy, Played, assignments
 
 from nbloader.sampling.shard_plan import ShardPlan, ShardProgress, Ticket
-from nbloader.scheduler.dispatcher import Dispatcher
 
 pytestmark = pytest.mark.unit
 
@@ -42,7 +41,7 @@ class ShardChaos(RuleBasedStateMachine):
     def begin(self, lengths, slots, window, depth, in_order):
         self.lengths = lengths
         self.in_order = in_order
-        self.dispatcher: Dispatcher[str] = Dispatcher(FixedPolicy(depth, window))
+        self.dispatcher = Played(FixedPolicy(depth, window))
         self.dispatcher.slots = slots
         self.shards = ShardPlan(len(lengths), size=2, seed=5)
         self.dispatcher.open_iteration(0, in_order=in_order, shards=self.shards)

@@ -415,6 +415,22 @@ def test_exhausted_memory_raises_an_error_with_advice(monkeypatch):
         anonymous_file(100_000)
 
 
+def test_idle_workers_free_memory_when_another_loader_begins_an_epoch():
+    with (
+        DataLoader(Images(160), 16, num_workers=2, persistent_workers=True) as idle,
+        DataLoader(Images(16), 8, num_workers=1) as busy,
+    ):
+        assert len(list(idle)) == 10
+
+        def segments():
+            return sum(len(handle.segments._maps) for handle in idle._engine._group.pool.handles.values())
+
+        assert segments() > 4
+        for _batch in busy:
+            wait_for(lambda: segments() <= 2, "each worker keeps one at most")
+        assert len(list(idle)) == 10
+
+
 @pytest.mark.parametrize("chunk", [None, 8])
 def test_workers_free_memory_between_epochs_and_the_next_epoch_is_right(chunk, monkeypatch):
     monkeypatch.setattr(engine, "MEMORY_RELEASE_DELAY", 0.1)

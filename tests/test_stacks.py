@@ -161,11 +161,14 @@ def test_a_worker_that_dies_during_a_request_raises(monkeypatch):
         wait_for(lambda: any(w.batch is not None for w in loader.stats().workers))
         (pid,) = all_pids(loader)
         os.kill(pid, signal.SIGSTOP)
-        with loader._engine.lock:
+
+        def request_and_kill():
             request = loader._engine._group.stack_request(0)
             threading.Thread(target=lambda: os.kill(pid, signal.SIGKILL)).start()
             with pytest.raises(NbloaderError, match="it has ended"):
                 request()
+
+        loader._engine._loop.ask(request_and_kill)
         assert epoch is not None
 
 

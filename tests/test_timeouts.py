@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import socket
 import threading
 import time
 
@@ -15,7 +14,7 @@ from datasets import Hangs, Numbers, Slow, begin, flat, wait_for
 
 from nbloader import DataLoader, LoaderTimeoutError, NbloaderError
 from nbloader import events as ev
-from nbloader._util.wakeup import Wakeup
+from nbloader._util.bell import Bell
 from nbloader.engine import timeouts
 from nbloader.engine.timeouts import Due, WaitTimer
 
@@ -248,46 +247,34 @@ def test_invalid_values_of_on_timeout_are_errors(arguments, text):
         DataLoader(Numbers(4), **arguments)
 
 
-@pytest.mark.parametrize("same", [True, False], ids=["the same descriptor", "another descriptor"])
-def test_two_threads_that_wait_for_one_iterator_get_an_error(same):
-    waker = Wakeup()
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        waker.wait(ours.fileno(), 0)
-        thread = threading.Thread(target=waker.wait, args=(ours.fileno(), None))
-        thread.start()
+def test_two_threads_that_wait_for_one_iterator_get_an_error():
+    bell = Bell()
+    bell.listening = True
+    thread = threading.Thread(target=bell.wait, args=(None,))
+    thread.start()
 
-        def refused():
-            try:
-                waker.wait(ours.fileno() if same else None, 0)
-            except RuntimeError as error:
-                return "two threads call next() on one iterator at the same time" in str(error)
-            return False
+    def refused():
+        try:
+            bell.wait(0)
+        except RuntimeError as error:
+            return "two threads call next() on one iterator at the same time" in str(error)
+        return False
 
-        wait_for(refused)
-        waker.set()
-        thread.join()
-    waker.close()
+    wait_for(refused)
+    bell.ring()
+    thread.join()
 
 
-def test_a_pause_lasts_as_long_as_asked_for_or_until_the_wake_up():
-    waker = Wakeup()
-    try:
-        begin = time.perf_counter()
-        waker.pause(0.0003)
-        assert time.perf_counter() - begin >= 0.0003
-        waker.set()
-        waker.pause(120)
-        waker.set()
-        waker.wait(None, 120)
-        begin = time.perf_counter()
-        waker.pause(0.0003)
-        assert time.perf_counter() - begin >= 0.0003, "the wake-ups were cleared"
-    finally:
-        waker.close()
-
-
-def test_a_pause_returns_at_once_where_select_cannot_wait_for_the_descriptor():
-    waker = Wakeup()
-    waker.close()
-    waker.pause(120)
+def test_a_bell_that_rings_after_the_look_and_before_the_wait_wakes():
+    bell = Bell()
+    bell.ring()
+    bell.listening = True
+    begin = time.perf_counter()
+    bell.wait(0.01)
+    assert time.perf_counter() - begin >= 0.01, "nobody listened to the first one"
+    for _ in range(3):
+        bell.ring()
+    bell.wait(None)
+    begin = time.perf_counter()
+    bell.wait(0.01)
+    assert time.perf_counter() - begin >= 0.01, "three rings are one wake-up"

@@ -19,7 +19,7 @@ import pytest
 import torch
 from datasets import Augmented, Numbers, Raises, flat, wait_for
 
-from nbloader import DataLoader
+from nbloader import DataLoader, RayOptions
 from nbloader import events as ev
 from nbloader.workers import registry
 from nbloader.workers.api import WorkerHandle, WorkerKind, WorkerPool
@@ -35,9 +35,6 @@ from nbloader.workers.worker_info import WorkerInfo
 
 # >> [kind]
 class ExecutorKind(WorkerKind):
-    def __init__(self, options):
-        self.options = options
-
     def create_pool(self):
         return ExecutorPool()
 
@@ -49,12 +46,12 @@ class ExecutorKind(WorkerKind):
 class ExecutorHandle(WorkerHandle):
     """One worker: here an executor with one thread."""
 
-    def __init__(self, worker, options, setup, messages):
-        super().__init__(worker, options.kind, LocalStatus(os.getpid()))
+    def __init__(self, worker, spec, setup, messages):
+        super().__init__(worker, spec.kind, LocalStatus(os.getpid()))
         self.mark_launched(os.getpid())
-        self.info = WorkerInfo(worker, options.num_workers, options.seed + worker, setup.dataset)
+        self.info = WorkerInfo(worker, spec.num_workers, spec.seed + worker, setup.dataset)
         self.producer = Producer(
-            setup.dataset, setup.collate_fn, self.status, batched=options.batched, output=options.output,
+            setup.dataset, setup.collate_fn, self.status, batched=spec.batched, output=spec.output,
             on_error=setup.on_error, worker=worker,
         )  # fmt: skip
         self.executor = ThreadPoolExecutor(1)
@@ -95,8 +92,8 @@ class ExecutorPool(WorkerPool):
     def fileno(self):
         return self._messages.fileno()
 
-    def start(self, worker, options, setup):
-        handle = ExecutorHandle(worker, options, setup, self._messages)
+    def start(self, worker, spec, setup):
+        handle = ExecutorHandle(worker, spec, setup, self._messages)
         self._handles[handle.uid] = handle
         self._messages.put(WorkerLaunched(handle.uid))
         self._messages.put(WorkerInitialized(handle.uid))
@@ -205,6 +202,34 @@ def test_an_iterator_that_is_left_early_cancels_its_batches():
         for _batch in loader:
             break
         assert flat(loader) == list(range(400))
+
+
+def test_what_others_ask_of_a_kind_are_its_attributes():
+    with DataLoader(Numbers(8), 4, num_workers=1, workers="executor") as loader:
+        assert flat(loader) == list(range(8))
+        assert [worker.in_process for worker in loader.stats().workers] == [True]
+        assert loader.replay(0, 1).batch.tolist() == [4, 5, 6, 7]
+    with pytest.raises(ValueError, match="applies to worker processes: omit it with workers='executor'"):
+        DataLoader(Numbers(8), num_workers=1, workers="executor", multiprocessing_context="fork")
+    with pytest.raises(ValueError, match="applies to workers='ray': omit it with workers='executor'"):
+        DataLoader(Numbers(8), num_workers=1, workers="executor", ray=RayOptions())
+    with DataLoader(Numbers(8), 4, num_workers=1) as loader:
+        assert flat(loader) == list(range(8))
+        assert [worker.in_process for worker in loader.stats().workers] == [False]
+
+
+def test_the_module_of_a_kind_is_imported_when_the_kind_is_used():
+    registry.register("elsewhere", f"{__name__}:ExecutorKind")
+    registry.register("misspelled", "os:path")
+    try:
+        assert registry.kind_class("elsewhere").__name__ == "ExecutorKind"
+        with DataLoader(Numbers(8), 4, num_workers=1, workers="elsewhere") as loader:
+            assert flat(loader) == list(range(8))
+        with pytest.raises(TypeError, match="'os:path', which is no WorkerKind"):
+            DataLoader(Numbers(8), workers="misspelled")
+    finally:
+        registry.unregister("elsewhere")
+        registry.unregister("misspelled")
 
 
 def test_a_kind_that_is_not_registered_is_refused_and_a_name_cannot_be_taken_twice():

@@ -125,8 +125,9 @@ def test_an_error_in_the_set_up_of_a_worker_that_was_not_needed_is_raised(capsys
     def has_noticed():
         return "LookupError: no such shard" in capsys.readouterr().err
 
+    kinds = {"workers": "thread", "persistent_workers": True}  # they still start after an epoch
     try:
-        with DataLoader(Numbers(4), 2, num_workers=2, worker_init_fn=init, workers="thread") as loader:
+        with DataLoader(Numbers(4), 2, num_workers=2, worker_init_fn=init, **kinds) as loader:
             epoch = iter(loader)
             got = [next(epoch)]
             wait_for(lambda: loader.stats().workers[0].batches == 2)
@@ -146,6 +147,7 @@ def test_an_error_in_the_set_up_of_a_worker_that_was_not_needed_is_raised(capsys
             assert flat(loader) == [0, 1, 2, 3]
             fail()
             loader.worker_init_fn = None
+            loader.reload()
             assert flat(loader) == [0, 1, 2, 3]
     finally:
         fails.set()

@@ -303,8 +303,11 @@ def test_fork_is_the_default_and_used_when_it_is_asked_for(monkeypatch):
             assert loader.multiprocessing_context.get_start_method() == "fork"
             assert torch_compat.start_method(loader.multiprocessing_context) == "fork"
     monkeypatch.setattr(zygote, "SUPPORTED", False)
-    with pytest.warns(UserWarning, match="forkserver"):
-        assert torch_compat.start_method(multiprocessing.get_context("fork")) == "forkserver"
+    with (
+        pytest.warns(UserWarning, match="forkserver"),
+        DataLoader(light.Numbers(2), num_workers=1, multiprocessing_context="fork") as loader,
+    ):
+        assert torch_compat.start_method(loader.multiprocessing_context) == "forkserver"
     assert torch_compat.start_method(None) == "forkserver"
 
 

@@ -6,10 +6,6 @@ import contextlib
 import select
 import socket
 
-CONCURRENT_NEXT = (
-    "two threads call next() on one iterator at the same time: use an iterator per thread, iter(loader), or a lock"
-)
-
 
 class Wakeup:
     """An event for one waiting thread, implemented as a socket pair. `set` takes no lock, so finalizers may call it.
@@ -48,7 +44,7 @@ class Wakeup:
                 poll.register(fd, select.POLLIN)
             self._polls[other] = poll
         if self._waiting:
-            raise RuntimeError(CONCURRENT_NEXT)
+            raise RuntimeError("another thread waits for this event")
         try:
             self._waiting = True
             ready = poll.poll(None if timeout is None else max(0.0, timeout * 1000))
@@ -57,29 +53,6 @@ class Wakeup:
         for fd, _events in ready:
             if fd == self._read.fileno():
                 self.clear()
-
-    def pause(self, seconds: float) -> None:
-        """Block until the event is set or a short time has passed.
-
-        The timeout has a resolution of microseconds; `wait` uses `poll`, which rounds up to milliseconds.
-
-        Args:
-            seconds: Maximum time to wait.
-
-        Raises:
-            RuntimeError: Another thread is waiting.
-        """
-        if self._waiting:
-            raise RuntimeError(CONCURRENT_NEXT)
-        try:
-            self._waiting = True
-            ready = select.select((self._read,), (), (), max(0.0, seconds))[0]
-        except (ValueError, OSError):  # `select` rejects descriptors above 1023, and closed sockets
-            ready = []
-        finally:
-            self._waiting = False
-        if ready:
-            self.clear()
 
     def fileno(self) -> int:
         """Return a descriptor that is readable while a wake-up is pending."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from nbloader._util.rng import mix
+from nbloader.events.records import Event
 from nbloader.sampling.index_arrays import part_of
 
 R = TypeVar("R")
@@ -53,6 +54,8 @@ class Task:
     """Sequence number of the task among those sent to its worker process. Set by the sender."""
     parent: ChunkedBatch[Any] | None = None
     """The batch that contains this chunk; None for a whole batch."""
+    failures: list[Event] = field(default_factory=list)
+    """The events about failures in the batch, which are published when it is delivered. A chunk has none."""
 
 
 class ChunkedBatch(Generic[R]):

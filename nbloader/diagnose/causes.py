@@ -14,8 +14,9 @@ import collections
 import enum
 from typing import TYPE_CHECKING, NamedTuple
 
+from nbloader.metrics.evidence import Evidence, Place
+
 if TYPE_CHECKING:
-    from nbloader.metrics.evidence import Evidence
     from nbloader.metrics.usage import Usage
 
 SMALL_WAIT = 0.1
@@ -195,7 +196,7 @@ def _opening(e: Evidence) -> Cause:
 
 def _production(e: Evidence, share: float) -> list[Finding]:
     """Divide the wait for batches that are being produced."""
-    if e.place == "inline":
+    if e.place is Place.CONSUMER:
         return [Finding(Cause.IN_PROCESS, share)]
     if e.transport_ms > max(1.0, e.fetch_ms + e.collate_ms) and max(e.nbytes, e.pickled) > TRANSPORT_BYTES:
         pickled = e.by_pickle > _MAJORITY or e.pickled > PICKLE_BYTES
@@ -354,7 +355,7 @@ def core_wait(e: Evidence) -> float:
     usage = _workers_usage(e)
     if usage is None:
         return 0.0
-    if e.place == "inline":  # the loop's own thread produces batches
+    if e.place is Place.CONSUMER:  # the loop's own thread produces batches
         return min(1.0, usage.consumer_core_wait)
     return min(1.0, usage.core_wait / e.utilization) if e.utilization else 0.0
 
@@ -362,14 +363,14 @@ def core_wait(e: Evidence) -> float:
 def cores_used(e: Evidence) -> float:
     """Cores of this machine that the workers here and the loop use together."""
     if e.usage is not None:
-        workers = e.workers_here * e.usage.worker_cores if e.place == "process" else 0.0
+        workers = e.workers_here * e.usage.worker_cores if e.place is Place.PROCESSES else 0.0
         return workers + e.usage.loop_cores
     return e.workers_here * computing_cores(e)
 
 
 def takes_turns(e: Evidence) -> bool:
     """Whether worker threads compute one at a time: together they use one core, and each could use more."""
-    if e.place != "thread" or e.usage is None or e.fetch_cpu is None or e.workers < 2:  # noqa: PLR2004 - one needs no turn
+    if e.place is not Place.THREADS or e.usage is None or e.fetch_cpu is None or e.workers < 2:  # noqa: PLR2004 - one needs no turn
         return False
     low, high = ONE_CORE
     used = e.workers * e.utilization * e.fetch_cpu
@@ -384,7 +385,7 @@ def lock_is_taken(e: Evidence) -> bool:
 def many_threads(e: Evidence) -> bool:
     """Whether the workers' threads compete for the cores."""
     usage = _workers_usage(e)
-    if usage is None or e.place != "process":
+    if usage is None or e.place is not Place.PROCESSES:
         return False
     crowded = cores_used(e) >= SATURATED * e.cores or core_wait(e) >= CONTENDED
     if usage.preempted is not None:  # a loading thread that keeps its core has no competitors

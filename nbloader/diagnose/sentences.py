@@ -7,16 +7,14 @@ causes -> remedy of the first one -> what to do, and what does not help unless i
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from nbloader._util.format import clean, duration, megabytes, number, percent, plural
 from nbloader.diagnose import causes
 from nbloader.diagnose.causes import Cause, find_causes
 from nbloader.diagnose.common import in_common
+from nbloader.metrics.evidence import Evidence, Place
 from nbloader.metrics.snapshot import Verdict
-
-if TYPE_CHECKING:
-    from nbloader.metrics.evidence import Evidence
 
 _ROUNDING = 0.05
 """A mean count that is this close to an integer is shown as an integer."""
@@ -52,7 +50,7 @@ class _Remedy(NamedTuple):
         """
         if alone and self.more_workers is False and self.larger_window is False:
             return " A faster loader does not help."
-        workers = f"more {'threads' if e.place == 'thread' else 'workers'}"
+        workers = f"more {'threads' if e.place is Place.THREADS else 'workers'}"
         denied = [workers] if self.more_workers is False else []
         denied += ["a larger prefetch window"] if self.larger_window is False else []
         text = " and ".join(denied)
@@ -109,7 +107,7 @@ def _own_ms(e: Evidence) -> float:
 def _consumer(e: Evidence) -> str:
     waits = "waits" if e.span == "now" else "waited"
     span = f"of the last {duration(e.seconds)}" if e.span == "now" else f"of the epoch's {duration(e.seconds)}"
-    ready = "" if e.place == "inline" or e.ready < 1 else f"; the loader keeps {_mean_batches(e.ready)} ready"
+    ready = "" if e.place is Place.CONSUMER or e.ready < 1 else f"; the loader keeps {_mean_batches(e.ready)} ready"
     return (
         f"Your loop is the bottleneck: it {waits} {percent(e.wait_share)} {span}{ready}, and the loop spends "
         f"{_ms(_own_ms(e))} per batch{_steps(e)}."
@@ -417,7 +415,7 @@ def _collate_remedy(e: Evidence) -> _Remedy:
 
 
 def _startup_remedy(e: Evidence) -> _Remedy:
-    if e.place == "inline":
+    if e.place is Place.CONSUMER:
         return _Remedy("Let the dataset open its files faster, or make epochs longer.", more_workers=False)
     return _Remedy(
         "Start up less often or faster: longer epochs, persistent_workers=True, a dataset that opens its files faster.",

@@ -8,11 +8,12 @@ A cost is the time that a batch took: waiting and computing while it was fetched
 Some changes affect the settings (workers, window, order). Others affect the costs (a cache, a line that takes no time,
 larger batches).
 
-In the model, workers take jobs in order while the prefetch window has room, everything that computes shares the cores
-evenly, and the loop takes batches in order. There is a prediction only if the replay of the unchanged loop comes close
-to what was measured, and if nothing that the model lacks (a lock, other programs) limits the loop. If a change has an
-effect that was not measured (which code holds the interpreter lock, how long a step with a larger batch takes), both
-extremes are replayed. Their predictions are the ends of the interval; if they are far apart, there is no prediction.
+In the model, workers take jobs in order while the prefetch window has room, as in `scheduler.prefetch`, everything that
+computes shares the cores evenly, and the loop takes batches in order. There is a prediction only if the replay of the
+unchanged loop comes close to what was measured, and if nothing that the model lacks (a lock, other programs) limits the
+loop. If a change has an effect that was not measured (which code holds the interpreter lock, how long a step with a
+larger batch takes), both extremes are replayed. Their predictions are the ends of the interval; if they are far apart,
+there is no prediction.
 
 Workers on other machines share the cores of their machine. Three things were not measured: how many of these cores
 other programs use, whether more workers would be placed on further machines, and how many bytes per second a node can
@@ -35,6 +36,7 @@ from nbloader._util.format import number, percent
 from nbloader.diagnose.causes import CONTENDED, Cause, core_wait, split_work, taken_by_others
 from nbloader.metrics.evidence import MachineLoad
 from nbloader.metrics.stage_times import elapsed_ns, returned_at
+from nbloader.scheduler.prefetch import BLOCKED_TIMES
 
 if TYPE_CHECKING:
     from nbloader.events import BatchRecord
@@ -48,8 +50,6 @@ BLOCKS = 4
 """The replayed batches are split into this many parts; the spread of their predictions gives the interval."""
 MATCHES = 0.1
 """Largest relative error of the replay of the unchanged loop for which there is a prediction."""
-EXTENSION = 16
-"""Batches per worker that may be requested beyond the window while one is delayed and later ones are finished."""
 ROUNDS, ENOUGH = 40, 0.01
 """Limits of the iteration in `_slowdown`: number of rounds, and relative precision of the cores used."""
 WIDE = 1.6
@@ -370,7 +370,7 @@ class _Loop:
             outstanding = self._next - self._taken
             delayed = self._step is None and bool(self._done)
             window = s.window or int(self._step is None)  # without one, a batch is requested when the loop waits
-            if outstanding >= window + (EXTENSION * s.workers if delayed else 0):
+            if outstanding >= window + (min(len(self._done), BLOCKED_TIMES * window) if delayed else 0):
                 return
             at = max(range(len(self._free)), key=self._free_share) if len(self._free) > 1 else 0
             self._free[at] -= 1

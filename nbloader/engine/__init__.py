@@ -1,1 +1,1 @@
-"""The running state of one loader: lock, supervisor thread, worker group and iterators."""
+"""The running state of one loader: the thread that owns it, the worker group, and the iterators."""

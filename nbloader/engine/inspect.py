@@ -1,4 +1,4 @@
-"""Read from the dispatcher's state where each batch is, for a snapshot. Called with the engine's lock held."""
+"""Read from the dispatcher's state where each batch is, for a snapshot. Called on the loop's thread."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def requested(state: IterationState[Any]) -> tuple[int, ...]:
 
 def arrived(state: IterationState[Any]) -> tuple[ProducedBatch, ...]:
     """Return the batches that have arrived and were not delivered: first those that are in order, then the others."""
-    ready = [_made(delivery, in_order=True) for delivery in state.reorder.peek(LISTED)]
+    ready = [_made(delivery, in_order=True) for delivery in itertools.islice(state.ready.copy(), LISTED)]
     early = [_made(delivery, in_order=False) for delivery in state.reorder.peek_early(LISTED)]
     return (*ready, *early)
 

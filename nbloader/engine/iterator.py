@@ -19,7 +19,6 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from nbloader import events as ev
 from nbloader._util.signals import raised_by_handler
-from nbloader._util.wakeup import Wakeup
 from nbloader.batch.checksum import checksum
 from nbloader.batch.header import NOT_MEASURED
 from nbloader.batch.payload import BatchPayload
@@ -121,7 +120,7 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
         self._closer = weakref.finalize(self, _abandon, engine, self._resources)
         engine.open_iteration(epoch, plan)
         if plan.reader is not None:
-            plan.reader.when_ready(self._resources.wakeup.set)
+            plan.reader.when_ready(engine.bell(epoch).ring)
             self._resources.reader = plan.reader
 
     def begin(self, consumer: Consumer) -> EpochIterator[T_co]:
@@ -263,8 +262,8 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
         engine, plan = self._engine, self.plan
         self._kept = got = self._wait()
         task, payload = got.task, got.outcome
-        if engine.prefetches:  # waking a worker must not delay the first batch of a prefetched epoch
-            self._refill(wait=False, soon=task.number == plan.first and got.ready > 0)
+        if engine.prefetches:
+            self._refill(wait=False)
         if plan.reader is not None:  # records and errors live long and must not hold samples
             task.indices = item_numbers(task.indices)
         if payload.failed:
@@ -298,7 +297,7 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
                 return self._kept
             if not self._engine.prefetches:
                 self._refill()
-            while (got := self._engine.next_batch(self._epoch, self._resources.wakeup, self._refill)) is None:
+            while (got := self._engine.next_batch(self._epoch, self._refill)) is None:
                 if not self._refill():  # requests may be past the end of one shard while another goes on
                     self._finish()
         except LoaderClosedError:
@@ -308,12 +307,11 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
             raise
         return got
 
-    def _refill(self, *, wait: bool = True, soon: bool = False, limit_ns: int | None = DRAWING_LIMIT_NS) -> bool:
+    def _refill(self, *, wait: bool = True, limit_ns: int | None = DRAWING_LIMIT_NS) -> bool:
         """Draw batches from the sampler to fill the window, and assign them to workers.
 
         Args:
             wait: Whether to wait until a source has returned a batch, if no other batch is outstanding.
-            soon: See `Engine.add`.
             limit_ns: See `EpochPlan.take`.
 
         Returns:
@@ -328,13 +326,13 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
         batches = self.plan.take(room, limit_ns)
         self._sampling += _clock() - begin
         if batches:
-            self._engine.add(self._epoch, batches, soon=soon)
+            self._engine.add(self._epoch, batches)
         return bool(batches)
 
     def _readable(self, reader: SourceReader, room: int, *, wait: bool) -> int:
         """Return how many batches, at most `room`, a source has ready. For `wait`, see `_refill`."""
         while wait and not reader.ready() and not self._engine.outstanding(self._epoch):
-            self._engine.wait_for_source(self._epoch, self._resources.wakeup)
+            self._engine.wait_for_source(self._epoch, reader.ready)
         return min(room, reader.ready())
 
     def _move(self, transfer: DeviceTransfer, got: Delivery) -> Any:
@@ -413,7 +411,6 @@ class _Resources:
 
     def __init__(self, epoch: int, bus: ev.EventBus, transfer: DeviceTransfer | None) -> None:
         self.epoch = epoch
-        self.wakeup = Wakeup()
         self.delivered = 0
         self.failed = -1
         """Number of the last batch whose error was raised; -1 if there is none."""
@@ -450,14 +447,15 @@ class _Resources:
     def release(self, engine: AnyEngine, reason: str) -> None:
         """End the iteration, publish its end and release its resources."""
         now = _clock()
-        self.publish(now)
-        if self._transfer is not None and self._records is not None:
-            self._transfer.forget(self.epoch)
-            self._records.flush(at_once=True)
-        engine.close_iteration(self.epoch)
+        try:
+            self.publish(now)
+            if self._transfer is not None and self._records is not None:
+                self._transfer.forget(self.epoch)
+                self._records.flush(at_once=True)
+        finally:  # also after an interrupt of a finalizer: an iteration that nothing closes would keep its workers
+            engine.close_iteration(self.epoch)
         if self.reader is not None:
             self.reader.close()
-        self.wakeup.close()
         if self.begun:
             self._bus.publish(ev.EpochEnded(now, self.epoch, self.delivered, reason))
 

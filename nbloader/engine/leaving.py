@@ -37,18 +37,15 @@ class LeavingWorkers:
 
     Args:
         usual_ns: Returns the usual time to produce a batch, ns; 0 if it is unknown.
-        on_change: Called when `seconds_left` or `filenos` may have changed, for the thread that waits for them.
         on_leave: Called with each worker that is in the middle of a batch and may finish the sample.
     """
 
     def __init__(
         self,
         usual_ns: Callable[[], int],
-        on_change: Callable[[], object],
         on_leave: Callable[[WorkerHandle], object] = lambda _handle: None,
     ) -> None:
         self._usual_ns = usual_ns
-        self._on_change = on_change
         self._on_leave = on_leave
         self._leavers: list[Leaver] = []
         self.pools: list[WorkerPool] = []
@@ -70,7 +67,6 @@ class LeavingWorkers:
             self._on_leave(handle)
         handle.leave()
         self._leavers.append(Leaver(handle, stuck_at))
-        self._on_change()
 
     def _stuck_at(self, handle: WorkerHandle, now: int) -> float:
         """Return when a worker counts as stuck, on the dashboard too: if a batch takes far longer than usual.
@@ -100,7 +96,6 @@ class LeavingWorkers:
         for handle in list(pool.handles.values()):
             self.dismiss(handle)
         self._dispose_empty()
-        self._on_change()
         return messages
 
     def poll(self) -> list[WorkerMessage]:

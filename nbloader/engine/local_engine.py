@@ -16,12 +16,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nbloader import events as ev
-from nbloader._util.wakeup import CONCURRENT_NEXT, Wakeup
+from nbloader._util.bell import CONCURRENT_NEXT, Bell
 from nbloader.batch import chunking
 from nbloader.batch.payload import BatchPayload
 from nbloader.batch.task import ChunkedBatch, Task
 from nbloader.engine import timeouts
-from nbloader.engine.engine import CLOSED, Engine, StackSamples, ignore_stacks, why_ended
+from nbloader.engine.engine import CLOSED, Engine, StackSamples, ignore_stacks
+from nbloader.engine.receiver import why_ended
 from nbloader.engine.silent_faults import SilentFaults
 from nbloader.engine.skipped_samples import SkippedSamples
 from nbloader.engine.timeouts import WaitTimer
@@ -33,11 +34,13 @@ from nbloader.events.gauges import Gauges
 from nbloader.events.stack_samples import StackCount
 from nbloader.metrics.usage_probe import WorkerThread
 from nbloader.sampling.epoch_plan import ChunkSpec, EpochPlan, PlannedBatch
+from nbloader.scheduler.gate import Gate
 from nbloader.scheduler.iteration import Delivery
 from nbloader.transport import stack_probe
-from nbloader.workers.api import LocalSetup, WorkerOptions
+from nbloader.workers.api import LocalSetup
 from nbloader.workers.in_process import seeded_collate
 from nbloader.workers.local_producer import NO_WORKER, LocalProducer
+from nbloader.workers.spec import WorkerSpec
 from nbloader.workers.status import WorkerAbandonedError
 
 _clock = time.perf_counter_ns
@@ -58,8 +61,6 @@ class LocalIteration:
     """The batch that was drawn and not delivered."""
     produced: Delivery | None = None
     """The same batch, if it was produced while the loader was paused."""
-    failures: list[ev.Event] = field(default_factory=list)
-    """The events about failures in this batch, which are published when it is delivered."""
     jobs: int = 0
     """Job number of the next chunk."""
     producer: LocalProducer | None = None
@@ -70,6 +71,8 @@ class LocalIteration:
     """Held while a batch is drawn and produced: threads that share an iterator take turns."""
     running: bool = False
     """Whether a batch is being produced."""
+    bell: Bell = field(default_factory=Bell)
+    """Wakes the consumer while it waits for a command or for its source."""
 
 
 class LocalEngine:
@@ -79,7 +82,7 @@ class LocalEngine:
 
     Args:
         bus: The bus on which events are published.
-        options: The configuration that workers would receive.
+        spec: The configuration that workers would receive.
         draws_by_worker: See `Engine.draws_by_worker`: with workers, it would be so.
     """
 
@@ -88,7 +91,7 @@ class LocalEngine:
     in_process = True
     """The user's code runs in this process."""
 
-    def __init__(self, bus: ev.EventBus, options: WorkerOptions, *, draws_by_worker: bool) -> None:
+    def __init__(self, bus: ev.EventBus, spec: WorkerSpec, *, draws_by_worker: bool) -> None:
         self.bus = bus
         self.closed = False
         self.callbacks = WaitCallbacks()
@@ -97,12 +100,10 @@ class LocalEngine:
         self.silent_faults = SilentFaults()
         """Stays empty: the faults that it looks for need several workers."""
         self.draws_by_worker = draws_by_worker
-        self._options = options
+        self._spec = spec
         self._setup: LocalSetup | None = None
         self._iterations: dict[int, LocalIteration] = {}
-        self._paused = False
-        self._steps = 0  # batches that may be delivered although the loader is paused
-        self._waiting: dict[int, Wakeup] = {}  # by iteration: the wake-up of a consumer that waits for a command
+        self._gate = Gate()
         self._running: LocalIteration | None = None  # the one that is producing
         self._awaited: tuple[int, int] | None = None  # number of the batch in production, and when that began
         self._last: Task | None = None  # the last batch that was delivered
@@ -173,13 +174,12 @@ class LocalEngine:
         state = self._iterations.get(epoch)
         return state is not None and state.task is not None
 
-    def add(self, epoch: int, batches: Iterable[PlannedBatch], *, soon: bool = False) -> None:  # noqa: ARG002
+    def add(self, epoch: int, batches: list[PlannedBatch]) -> None:
         """Add the batch that was drawn.
 
         Args:
             epoch: Number of the epoch.
             batches: The batch.
-            soon: Not used: nothing is produced before the consumer waits for it.
         """
         state = self._iterations.get(epoch)
         if state is not None:
@@ -187,12 +187,11 @@ class LocalEngine:
                 state.task = Task(epoch, state.added, indices, seed, job=state.added)
                 state.added += 1
 
-    def next_batch(self, epoch: int, wakeup: Wakeup, refill: Callable[[], bool]) -> Delivery | None:
+    def next_batch(self, epoch: int, refill: Callable[[], bool]) -> Delivery | None:
         """Produce the next batch of an iteration on this thread and return it.
 
         Args:
             epoch: Number of the epoch.
-            wakeup: Wakes the consumer while the loader is paused.
             refill: Draws a batch from the plan and adds it; returns whether there was one.
 
         Returns:
@@ -211,12 +210,12 @@ class LocalEngine:
                 raise RuntimeError(CONCURRENT_NEXT)
             state.running = True
             try:
-                return self._next(state, wakeup, refill)
+                return self._next(state, refill)
             finally:
                 state.running = False
                 self._running = self._awaited = None
 
-    def _next(self, state: LocalIteration, wakeup: Wakeup, refill: Callable[[], bool]) -> Delivery | None:
+    def _next(self, state: LocalIteration, refill: Callable[[], bool]) -> Delivery | None:
         while True:
             task = state.task
             if task is None:
@@ -225,16 +224,16 @@ class LocalEngine:
                 self.check_open(state.epoch)
                 continue
             self._awaited = task.number, _clock()
-            if self._holds():
-                self._wait_for_resume(state, task, wakeup)
+            if self._gate.closed:
+                self._wait_for_resume(state, task)
             delivery = state.produced
             if delivery is None:
                 delivery = self._produce(state, task)
-                if self._holds():  # the user's code, or another thread, has paused the loader meanwhile
+                if self._gate.closed:  # the user's code, or another thread, has paused the loader meanwhile
                     state.produced = delivery
                     continue
             self.check_open(state.epoch)
-            self._publish_failures(state)
+            self._publish_failures(task)
             taken = delivery is not None and self._take(state, delivery)
             state.task = state.produced = None  # after an interrupt before this, the batch is produced again
             if taken:
@@ -248,8 +247,7 @@ class LocalEngine:
         if delivery.outcome.empty:
             state.plan.delivered(task, 0)
             return False
-        if self._paused:
-            self._steps -= 1
+        self._gate.delivered()
         state.delivered += 1
         self._last_at = _clock()
         self._last = task  # after an interrupt from here on, `check_complete` ends the iteration
@@ -258,7 +256,7 @@ class LocalEngine:
     def _produce(self, state: LocalIteration, task: Task) -> Delivery | None:
         """Produce a batch. Return None if it does not exist, because the dataset is exhausted."""
         self._running = state
-        state.failures.clear()
+        task.failures.clear()
         task.dispatched = _clock()
         task.attempt += 1
         chunks = state.plan.chunk_spec
@@ -271,7 +269,7 @@ class LocalEngine:
         if outcome.failed:
             event = outcome.to_event(_clock(), task.epoch, task.number, task.indices)
             if event is not None:
-                state.failures.append(event)
+                task.failures.append(event)
         task.in_order = _clock()
         return Delivery(task, outcome)
 
@@ -290,9 +288,10 @@ class LocalEngine:
         if outcome is None and shards is not None:
             shards.mark_exhausted(task.indices)
         if producer.failed_samples:
-            state.failures += samples_failed(
+            whole = task if task.parent is None else task.parent.task
+            whole.failures += samples_failed(
                 producer.failed_samples, task.epoch, task.number, task.indices, NO_WORKER,
-                batched=self._options.batched,
+                batched=self._spec.batched,
             )  # fmt: skip
         return outcome
 
@@ -314,19 +313,19 @@ class LocalEngine:
             setup = self._setup
             if setup is None:
                 raise LoaderClosedError(why_ended(closed=self.closed))
-            producer = state.producer = LocalProducer(setup, self._options, state.plan.shards)
+            producer = state.producer = LocalProducer(setup, self._spec, state.plan.shards)
             state.producers += 1
         return producer
 
-    def _publish_failures(self, state: LocalIteration) -> None:
+    def _publish_failures(self, task: Task) -> None:
         """Publish the failures in a batch that is being delivered."""
-        for event in state.failures:
+        for event in task.failures:
             self.bus.publish(event)
             line = self._skipped.add(event) if isinstance(event, ev.SampleFailed) else ""
             if line:
                 self._output.notify(line)
-        if state.failures:
-            state.failures.clear()
+        if task.failures:
+            task.failures.clear()
             self._output.show()
 
     def _iteration(self, epoch: int) -> LocalIteration:
@@ -361,29 +360,40 @@ class LocalEngine:
             self._output.notify(line)
             self._output.show()
 
-    def wait_for_source(self, epoch: int, wakeup: Wakeup) -> None:
-        """Block until the wake-up is set or a callback is due.
+    def wait_for_source(self, epoch: int, is_ready: Callable[[], object]) -> None:
+        """Block until a source has something to read, or a callback is due.
+
+        Args:
+            epoch: Number of the epoch.
+            is_ready: Returns whether the source has something.
 
         Raises:
             LoaderClosedError: The loader was closed, or an interrupt has ended the iteration.
         """
-        self._waiting[epoch] = wakeup  # before the check: a thread that ends the iteration later sets it
+        bell = self._iteration(epoch).bell
+        bell.listening = True
         try:
             self.check_open(epoch)
-            wakeup.wait(None, self.callbacks.interval)
-            self.callbacks.call(waiting=True)
+            if not is_ready():
+                bell.wait(self.callbacks.interval)
+                self.callbacks.call(waiting=True)
         finally:
-            self._waiting.pop(epoch, None)
+            bell.listening = False
+
+    def bell(self, epoch: int) -> Bell:
+        """Return what wakes the consumer of an iteration."""
+        return self._iteration(epoch).bell
 
     def close_iteration(self, epoch: int) -> None:
         """End an iteration."""
         state = self._iterations.pop(epoch, None)
         self._skipped.closed(epoch)
-        self._wake(epoch)
+        if state is not None:
+            state.bell.ring()
         if state is not None and state.producer is not None and not state.running:
             state.producer.close()
         if not self._iterations:
-            self._steps = 0  # steps beyond the last batch of an epoch do not count for the next one
+            self._gate.forget_steps()
             if self._retired:
                 self.close()
 
@@ -391,36 +401,35 @@ class LocalEngine:
 
     def pause(self) -> None:
         """Deliver nothing until `resume` is called."""
-        if not (self._paused or self.closed):
-            self._paused = True
+        if not self.closed and self._gate.pause():
             self.bus.publish(ev.LoaderPaused(_clock()))
 
     def resume(self) -> None:
         """Continue after `pause`."""
-        if self._paused:
-            self._paused, self._steps = False, 0
+        if self._gate.resume():
             self.bus.publish(ev.LoaderResumed(_clock()))
-            self._wake_all()
+            self._ring()
 
     def step(self) -> None:
         """Pause the loader, and deliver one batch."""
         self.pause()
-        self._steps += 1
-        self._wake_all()
+        self._gate.step()
+        self._ring()
 
-    def _holds(self) -> bool:
-        return self._paused and self._steps <= 0
+    def _ring(self) -> None:
+        for state in list(self._iterations.values()):
+            state.bell.ring()
 
-    def _wait_for_resume(self, state: LocalIteration, task: Task, wakeup: Wakeup) -> None:
+    def _wait_for_resume(self, state: LocalIteration, task: Task) -> None:
         """Block while the loader is paused.
 
         Raises:
             LoaderClosedError: The loader was closed meanwhile.
         """
         timer = WaitTimer(_clock(), timeout=0, first=task.number == state.plan.first)
-        self._waiting[state.epoch] = wakeup
+        state.bell.listening = True
         try:
-            while self._holds():
+            while self._gate.closed:
                 self.check_open(state.epoch)
                 check = timer.check(_clock(), paused=True)
                 if check.due is not None:
@@ -428,19 +437,10 @@ class LocalEngine:
                     self._output.show()
                     continue
                 limits = [seconds for seconds in (check.left, self.callbacks.interval) if seconds is not None]
-                wakeup.wait(None, min(limits, default=None))
+                state.bell.wait(min(limits, default=None))
                 self.callbacks.call(waiting=True)
         finally:
-            self._waiting.pop(state.epoch, None)
-
-    def _wake(self, epoch: int) -> None:
-        wakeup = self._waiting.get(epoch)
-        if wakeup is not None:
-            wakeup.set()
-
-    def _wake_all(self) -> None:
-        for epoch in list(self._waiting):
-            self._wake(epoch)
+            state.bell.listening = False
 
     # ---- workers: there are none ----------------------------------------------------------------------------------
 
@@ -509,7 +509,7 @@ class LocalEngine:
     def _state(self, state: str) -> str:
         if self.closed:
             return "closed"
-        if self._paused:
+        if self._gate.paused:
             return "paused"
         return "running" if self._iterations else state
 

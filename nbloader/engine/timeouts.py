@@ -53,8 +53,6 @@ class WaitTimer:
     def __init__(self, now: int, *, timeout: float, first: bool) -> None:
         self.since = now
         """When the wait began, perf_counter ns. A pause restarts it, so that workers are not blamed for the pause."""
-        self.fresh = True
-        """Whether the consumer has not slept yet."""
         self.forks = ForkWatch()
         """Looks at forked workers during this wait."""
         self._timeout = timeout

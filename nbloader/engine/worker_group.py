@@ -1,18 +1,16 @@
-"""The worker group: the workers of one loader, and what happens when one ends. Called with the engine's lock held."""
+"""The worker group: the workers of one loader, and what happens when one ends. Called on the loop's thread."""
 
 from __future__ import annotations
 
 import dataclasses
 import signal
 import time
-from _thread import get_ident
 from collections.abc import Callable, Iterator
 from types import GeneratorType
-from typing import Any
+from typing import Any, NamedTuple
 
 from nbloader import events as ev
 from nbloader._util.descriptors import TOO_MANY_FILES
-from nbloader._util.signals import raised_by_handler
 from nbloader.batch.task import Task
 from nbloader.engine.config import EngineConfig
 from nbloader.engine.leaving import LeavingWorkers
@@ -22,7 +20,6 @@ from nbloader.events.gauges import FetchProgress, WorkerGauge
 from nbloader.events.remote_errors import rebuild
 from nbloader.metrics.usage_probe import WorkerThread
 from nbloader.scheduler.dispatcher import MAX_DEATHS, Dispatcher
-from nbloader.transport.zygote import ZygoteHungError
 from nbloader.workers.api import WorkerHandle, WorkerKind, WorkerPool, WorkerSetup
 from nbloader.workers.messages import (
     DescriptorsExhausted,
@@ -33,6 +30,7 @@ from nbloader.workers.messages import (
     WorkerLaunched,
     WorkerMessage,
 )
+from nbloader.workers.registry import create_kind
 from nbloader.workers.status import PRODUCING
 from nbloader.workers.worker_view import WorkerView
 
@@ -73,6 +71,20 @@ class WorkerSlot:
         return self._produced_before + (self._handle.produced if self._handle is not None else 0)
 
 
+class InheritRequest(NamedTuple):
+    """Asks the consumer to take from this process what workers inherit from it, on its own thread."""
+
+    pool: WorkerPool
+    take: Callable[[], Any]
+
+
+class Inherited(NamedTuple):
+    """What the consumer has taken."""
+
+    pool: WorkerPool
+    what: Any
+
+
 class WorkerGroup:
     """The workers of one loader. They are started on demand, replaced when they end, and stopped together.
 
@@ -83,7 +95,6 @@ class WorkerGroup:
         on_message: Called with each of the last messages of workers that are being stopped.
         notify: Called with a notice for the cell.
         wake_consumers: Called when the pool has failed (`fatal` says why), and when a consumer must start a worker.
-        wake_supervisor: Called when workers are leaving, so that the supervisor waits for them, too.
         production_ns: Returns how long a batch takes to produce, ns; 0 before the first batch.
     """
 
@@ -96,7 +107,6 @@ class WorkerGroup:
         on_message: Callable[[WorkerMessage], None],
         notify: Callable[[str], None],
         wake_consumers: Callable[[], None],
-        wake_supervisor: Callable[[], None],
         production_ns: Callable[[], int],
     ) -> None:
         self.pool: WorkerPool | None = None
@@ -110,12 +120,14 @@ class WorkerGroup:
         self._publish = publish
         self._dispatcher = dispatcher
         self._config = config
+        self.kind = create_kind(config.spec)
+        """The kind of the workers."""
         self._slots = [WorkerSlot() for _ in range(config.num_workers)]
         dispatcher.slots = config.num_workers
         self._on_message = on_message
         self._notify = notify
         self._wake_consumers = wake_consumers
-        self.leaving = LeavingWorkers(production_ns, wake_supervisor, self._on_leave)
+        self.leaving = LeavingWorkers(production_ns, self._on_leave)
         """The workers that finish a sample before they end."""
         self._hang = ""
         """Where forked workers hung, while it is not known whether clean workers do, too."""
@@ -132,7 +144,7 @@ class WorkerGroup:
     def pack(
         self, kind: WorkerKind, dataset: Any, collate_fn: Any, worker_init_fn: Any, on_error: Any
     ) -> WorkerSetup | None:
-        """Pack the dataset and functions for new workers. Called without holding the lock.
+        """Pack the dataset and functions for new workers. Called on the consumer's thread: user code runs.
 
         Args:
             kind: The kind of the workers, read by the caller. Another thread may change the group's kind meanwhile.
@@ -189,70 +201,103 @@ class WorkerGroup:
     @property
     def has_setup(self) -> bool:
         """Whether there is a setup that can be sent to workers."""
-        return self._setup is not None and self._config.kind.connected
+        return self._setup is not None and self.kind.connected
 
-    def start(self) -> bool:
-        """Start the workers that are missing. Called by consumers.
+    @property
+    def in_process(self) -> bool:
+        """Whether the workers are threads of this process."""
+        return self.kind.in_process
+
+    def start(self, inherited: Inherited | None) -> InheritRequest | None:
+        """Start the workers that are missing, for a consumer that asks for it.
+
+        Args:
+            inherited: What the consumer has taken; None if it was not asked.
 
         Returns:
-            Whether a new pool was created.
+            What the consumer must take first; then nothing was started. None if all workers were started.
 
         Raises:
             WorkerStartError: The system did not provide a process or a pipe.
         """
         self.awaits_consumer = False
+        if inherited is not None:
+            if inherited.pool is self.pool:
+                self.pool.inherit(inherited.what)
+            else:  # the workers were ended meanwhile
+                inherited.pool.reject(inherited.what)
+        if self._setup is None:
+            return None  # the loader was closed meanwhile
         if self.pool is not None and not self.pool.usable:
             self.retire(0)
-        if self.pool is not None:
-            self.pool.consumer = get_ident()
-        if self.pool is not None:
-            for worker, slot in enumerate(self._slots):
-                if slot.handle is None and self.pool is not None:  # it died between epochs, or see `_replace`
-                    self._replace_now(worker, slot.exit_reason)
-            return False
+        if self.pool is None:
+            self._create_pool()
+        return self._start_missing()
+
+    def _create_pool(self) -> None:
         self.fatal = None
-        worker = 0
         try:
-            self.pool = self._config.kind.create_pool()
-            self.pool.consumer = get_ident()
-            for worker in range(len(self._slots)):
-                self._start_worker(worker)
+            self.pool = self.kind.create_pool()
         except OSError as error:
-            if raised_by_handler(error):
-                self.abandon()
-                raise
-            self.retire(0)
-            raise WorkerStartError(start_message(worker, len(self._slots), error)) from error
-        except BaseException:  # includes interrupts
-            self.abandon()
-            raise
-        return True
+            raise self._start_failed(0, error) from error
+        for slot in self._slots:
+            slot.exit_reason = ""
+
+    def _start_missing(self) -> InheritRequest | None:
+        for worker, slot in enumerate(self._slots):
+            if slot.handle is not None or self.pool is None:  # none: starting another one has failed
+                continue
+            request = self._missing()
+            if request is not None:
+                return request
+            if slot.exit_reason:  # it died between epochs, or see `_replace`
+                self._replace_now(worker, slot.exit_reason)
+                continue
+            try:
+                self._start_worker(worker)
+            except OSError as error:
+                if (request := self._missing()) is not None:  # the zygote was killed just now
+                    return request
+                raise self._start_failed(worker, error) from error
+        return None
+
+    def _missing(self) -> InheritRequest | None:
+        if self.pool is None:
+            return None
+        take = self.pool.missing(self._setup, self.seed)
+        return None if take is None else InheritRequest(self.pool, take)
+
+    def _start_failed(self, worker: int, error: OSError) -> WorkerStartError:
+        self.retire(0)
+        return WorkerStartError(start_message(worker, len(self._slots), error))
+
+    def start_clean(self, setup: WorkerSetup) -> None:
+        """Use a setup for workers that inherit nothing: forks of this process did not become ready.
+
+        Args:
+            setup: What `clean_setup` returned.
+        """
+        self._setup, self._hang = setup, "before it was ready"
 
     def _start_worker(self, worker: int) -> None:
         if self.pool is None or self._setup is None:
             raise RuntimeError("a worker can be started only in a pool, and when a dataset is loaded")
-        options = dataclasses.replace(self._config.options, num_workers=len(self._slots), seed=self.seed)
+        spec = dataclasses.replace(self._config.spec, num_workers=len(self._slots), seed=self.seed)
         try:
-            handle = self.pool.start(worker, options, self._setup)
-        except ZygoteHungError:
-            setup = self._config.kind.clean(self._setup)
-            if setup is None:
-                raise
-            self._setup, self._hang = setup, "before it was ready"
-            handle = self.pool.start(worker, options, setup)
+            handle = self.pool.start(worker, spec, self._setup)
         except OSError as error:
-            if error.errno not in TOO_MANY_FILES or not self._end_leaving(self.pool):
+            if error.errno not in TOO_MANY_FILES or not self.end_leaving():
                 raise
-            handle = self.pool.start(worker, options, self._setup)
+            handle = self.pool.start(worker, spec, self._setup)
         self._slots[worker].handle = handle
         self.handles[handle.uid] = handle
 
-    def _end_leaving(self, pool: WorkerPool) -> bool:
+    def end_leaving(self) -> bool:
         """End the workers that are leaving, which have open files. Return whether there were any."""
         retired = bool(self.leaving.pools)
         for message in self.leaving.close(GRACE):
             self._on_message(message)
-        return pool.end_leaving(GRACE) or retired
+        return (self.pool is not None and self.pool.end_leaving(GRACE)) or retired
 
     # ---- messages -------------------------------------------------------------------------------------------------
 
@@ -474,10 +519,10 @@ class WorkerGroup:
             if self.pool is not None:
                 self._replace(worker, "")
 
-    def use_kind(self, config: EngineConfig, setup: WorkerSetup) -> None:
+    def use_kind(self, config: EngineConfig, kind: WorkerKind, setup: WorkerSetup) -> None:
         """Switch to another kind of worker: let the current workers leave, and requeue the batches that they held."""
         self.retire(0)
-        self._config, self._setup = config, setup
+        self._config, self.kind, self._setup = config, kind, setup
 
     def end_epoch(self) -> None:
         """End the workers at the end of the iteration that they were started for."""
@@ -485,8 +530,8 @@ class WorkerGroup:
             return
         for handle in list(self.pool.handles.values()):
             handle.end_reason = handle.end_reason or WITH_EPOCH
-        if not self._config.kind.keeps_pool(self._setup):
-            self.retire()
+        if not self.kind.keeps_pool(self._setup):
+            self.retire(GRACE if self.in_process else 0)  # the next epoch need not wait for the end of processes
             return
         for slot in self._slots:
             if slot.handle is not None:
@@ -533,15 +578,6 @@ class WorkerGroup:
             self.pool = None
         return pool
 
-    def abandon(self) -> None:
-        """End all workers, whatever state an interrupt has left them in."""
-        pools = self.leaving.pools
-        if self.pool is not None and self.pool not in pools:
-            pools = [*pools, self.pool]
-        self.forget()
-        for pool in pools:
-            pool.abandon(GRACE)
-
     def forget(self) -> None:
         """Forget all workers without ending them. In a forked child, the workers belong to the parent."""
         self.pool = None
@@ -555,16 +591,16 @@ class WorkerGroup:
     @property
     def forked(self) -> list[WorkerHandle]:
         """The workers, if they are forked from this process; otherwise an empty list."""
-        inherits = self.pool is not None and self._config.kind.inherits(self._setup)
+        inherits = self.pool is not None and self.kind.inherits(self._setup)
         return [slot.handle for slot in self._slots if slot.handle is not None] if inherits else []
 
     def clean_setup(self) -> WorkerSetup | None:
-        """Return the setup for workers that inherit nothing. Called without holding the lock: user code runs.
+        """Return the setup for workers that inherit nothing. Not called on the loop's thread: user code runs.
 
         Raises:
             DatasetTransferError: The dataset or a function cannot be sent to such workers.
         """
-        return self._config.kind.clean(self._setup)
+        return self.kind.clean(self._setup)
 
     def try_clean(self, setup: WorkerSetup, where: str) -> None:
         """Replace forked workers that hang by clean ones. If these deliver, the loader changes to them.
@@ -585,7 +621,7 @@ class WorkerGroup:
     def _change_to_clean(self) -> None:
         """Use clean workers from now on: one has delivered a batch where forked ones hung."""
         where, self._hang = self._hang, ""
-        self._config.kind.stop_inheriting()
+        self.kind.stop_inheriting()
         self._notify(
             f"nbloader: a worker that was forked from this process hung {where}: a lock or a thread that it waited for "
             "does not exist in a forked process. Workers that are new interpreters deliver, so this loader uses them "
@@ -604,7 +640,7 @@ class WorkerGroup:
         return [WorkerView(slot.handle) for slot in self._slots if slot.handle is not None]
 
     def stack_request(self, worker: int) -> Callable[[], str]:
-        """Return a function that requests a worker's stack. Call the function without holding the lock.
+        """Return a function that requests a worker's stack. It waits, and is not called on the loop's thread.
 
         Raises:
             NbloaderError: The worker is not running.
@@ -665,7 +701,8 @@ class WorkerGroup:
                     cpu_percent=None,
                     rss=None,
                     made=slot.produced,
-                    kind=self._config.options.kind,
+                    kind=self._config.spec.kind,
+                    in_process=self.in_process,
                 )
             else:
                 held = self._dispatcher.held_by(slot.handle.uid)
@@ -673,10 +710,10 @@ class WorkerGroup:
 
 
 def late_error_notice(error: Exception) -> str:
-    """Return the notice for a worker error that arrived after other workers had produced all batches of the epoch."""
+    """Return the notice for a worker error that no consumer got: other workers produced all batches that it took."""
     return (
         f"nbloader: an error in a worker, while it rebuilt the dataset or ran worker_init_fn: {type(error).__name__}: "
-        f"{error}. Other workers had produced all batches of the epoch; the next epoch raises it.\n"
+        f"{error}. Other workers had produced all batches that were taken; the next epoch raises it.\n"
     )
 
 

@@ -6,12 +6,7 @@ import collections
 import contextlib
 import contextvars
 import sys
-import threading
-import time
 from typing import NamedTuple
-
-OTHERS = 5.0
-"""Seconds for which the end of an epoch waits for what another thread is printing, unless that is blocked."""
 
 
 class Text(NamedTuple):
@@ -25,14 +20,12 @@ class Text(NamedTuple):
 class WorkerOutput:
     """Buffers the output of workers until a thread that may print shows it.
 
-    The kernel's streams send text to the cell in whose context they are written, so the supervisor thread writes in the
+    The kernel's streams send text to the cell in whose context they are written, so the loop's thread writes in the
     context that the cell had when it began to iterate.
     """
 
     def __init__(self) -> None:
         self._texts: collections.deque[Text] = collections.deque()
-        self._printing: set[int] = set()
-        """The threads that are printing; also one that was interrupted in `show`, until it shows again."""
         self._context = contextvars.copy_context()
 
     def add(self, stream: str, text: str) -> None:
@@ -49,32 +42,21 @@ class WorkerOutput:
 
     def show(self) -> None:
         """Print the buffered texts. Called on the thread of the cell."""
-        self._printing.add(thread := threading.get_ident())
-        try:
-            while self._texts:
-                try:
-                    stream, text = self._texts.popleft()
-                except IndexError:  # another thread took it
-                    return
-                target = sys.stdout if stream == "stdout" else sys.stderr
-                with contextlib.suppress(Exception):  # a closed or replaced stream must not end the epoch
-                    target.write(text)
-                    target.flush()
-        finally:
-            self._printing.discard(thread)
-
-    def show_all(self) -> None:
-        """Print the buffered texts, and wait a moment for what another thread is printing. Called as `show`."""
-        self.show()
-        deadline, this = time.monotonic() + OTHERS, {threading.get_ident()}
-        while self._printing - this and time.monotonic() < deadline:
-            time.sleep(0.001)
+        while self._texts:
+            try:
+                stream, text = self._texts.popleft()
+            except IndexError:  # another thread took it
+                return
+            target = sys.stdout if stream == "stdout" else sys.stderr
+            with contextlib.suppress(Exception):  # a closed or replaced stream must not end the epoch
+                target.write(text)
+                target.flush()
 
     def show_in_context(self) -> None:
         """Print the buffered texts in the context of the cell. Thread-safe.
 
         Each call enters a copy of the context, which takes constant time. The reason is that a `Context` cannot be
-        entered twice at the same time, and the supervisor and callers of `stats()` print concurrently.
+        entered twice at the same time, and the threads of several loaders print concurrently.
         """
         if self._texts:
             self._context.copy().run(self.show)

@@ -56,6 +56,8 @@ class WorkerGauge:
     """The cluster node on which the worker runs, such as "10.0.0.3 (1602bef7)"; "" if there is none."""
     machine: Machine | None = None
     """The machine on which the worker runs; None for the notebook's machine, which may also be a node."""
+    in_process: bool = False
+    """Whether the worker is a thread of the notebook's process."""
 
 
 class FetchProgress(NamedTuple):

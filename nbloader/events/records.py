@@ -358,7 +358,7 @@ class DatasetReloaded:
 
 @dataclass(frozen=True, slots=True)
 class SupervisorFailed:
-    """The supervisor thread raised and was restarted. This is a bug in nbloader."""
+    """The thread that supervises the workers raised an error and went on. This is a bug in nbloader."""
 
     time: int
     """When, ns."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
+from nbloader._util.validate import one_of
 from nbloader.explorer.describer import Renderer
 
 if TYPE_CHECKING:
     from nbloader.explorer.widget import Explorer
+    from nbloader.workers.registry import InterchangeableKind
 
 F = TypeVar("F", bound=Callable[[Any], Any])
 
@@ -31,7 +33,7 @@ class Explore:
         x: Any,
         *,
         num_workers: int = 2,
-        workers: Literal["process", "thread"] | None = None,
+        workers: InterchangeableKind | None = None,
         seed: int = 0,
         buffer: int = 1000,
         normalization: tuple[Any, Any] | Literal[False] | None = None,
@@ -66,8 +68,10 @@ class Explore:
 
         if num_workers < 1 or buffer < 1:
             raise ValueError(f"num_workers and buffer must be at least 1, not {num_workers} and {buffer}")
-        if workers not in (None, "process", "thread"):
-            raise ValueError(f"workers must be 'process' or 'thread', not {workers!r}")
+        if workers is not None:
+            from nbloader.workers import registry
+
+            one_of("workers", workers, get_args(registry.InterchangeableKind))
         if getattr(get_ipython(), "kernel", None) is None:
             print(INSTEAD)  # noqa: T201 - as the dashboard would be in the output of a cell
             return None

@@ -47,9 +47,10 @@ from nbloader.explorer.normalization import Normalization
 from nbloader.explorer.reader import ReadSample, Request, SampleReader, as_read, failure, scan_request
 from nbloader.explorer.requests import RequestQueue, SampleCache
 from nbloader.explorer.sources import Source
-from nbloader.workers.api import WorkerHandle, WorkerKind, WorkerOptions, WorkerPool
+from nbloader.workers.api import WorkerHandle, WorkerKind, WorkerPool
 from nbloader.workers.messages import BatchDone, WorkerGone, WorkerInitFailed, WorkerInitialized, WorkerMessage
-from nbloader.workers.registry import create_kind
+from nbloader.workers.registry import create_kind, kind_class
+from nbloader.workers.spec import WorkerSpec
 
 log = logging.getLogger(__name__)
 
@@ -127,7 +128,7 @@ class SampleFetcher:
         self._kind: WorkerKind | None = None
         self._setup: Any = None
         self._pool: WorkerPool | None = None
-        self._leaving = LeavingWorkers(lambda: self._usual_ns, self._wakeup.set)
+        self._leaving = LeavingWorkers(lambda: self._usual_ns)
         self._usual_ns = 0  # the longest time that a sample took
         self._busy: dict[int, _Reading] = {}
         self._starting: set[int] = set()
@@ -136,6 +137,11 @@ class SampleFetcher:
         self._unreported: list[tuple[Request, ReadSample]] = []
         self._reported_at = 0.0
         _fetchers.add(self)
+
+    @property
+    def in_process(self) -> bool:
+        """Whether the workers are threads of this process."""
+        return kind_class(self.kind).in_process
 
     # ---- any thread -------------------------------------------------------------------------------------------------
 
@@ -329,16 +335,17 @@ class SampleFetcher:
 
     def _start_worker(self, worker: int) -> bool:
         """Start a worker. Returns False if that failed; the failure was reported."""
-        options = WorkerOptions(kind=self.kind, batched=False, output="numpy", num_workers=self.num_workers)
+        spec = WorkerSpec(kind=self.kind, batched=False, output="numpy", num_workers=self.num_workers)
         try:
             if self._kind is None or self._setup is None:
-                self._kind = create_kind(options)
+                self._kind = create_kind(spec)
                 self._setup = self._kind.pack(self._reader, as_read, self._source.worker_init_fn, "raise")
             if self._pool is None:
                 self._pool = self._kind.create_pool()
-            self._starting.add(self._pool.start(worker, options, self._setup).uid)
+            self._pool.prepare(self._setup)
+            self._starting.add(self._pool.start(worker, spec, self._setup).uid)
         except DatasetTransferError as error:
-            if self.kind == "thread":
+            if self.in_process:
                 self._report_problem(failure(f"{type(error).__name__}: {error}"))
                 return False
             self.kind, self._kind = "thread", None

@@ -16,6 +16,7 @@ from nbloader.explorer.batch_samples import BatchSamples
 from nbloader.explorer.describer import Names
 from nbloader.workers.fetcher import is_async
 from nbloader.workers.in_process import SampleDelivery
+from nbloader.workers.registry import kind_class
 
 
 class FollowedLoader(Protocol):
@@ -96,7 +97,7 @@ def _workers_of(loader: Any) -> str:
 
     Coroutines run in a thread with its event loop, and draw from the generators of the thread, also in a process.
     """
-    return "thread" if loader.workers == "thread" or is_async(loader.dataset) else "process"
+    return "thread" if kind_class(loader.workers).in_process or is_async(loader.dataset) else "process"
 
 
 def _of_loader(loader: Any, buffer: int) -> Source:

@@ -458,7 +458,7 @@ class Explorer:
                 f"{source.title} cannot be debugged by the index of a sample: it has no __getitem__ in Python"
             )
         request = Request(index, draw)
-        process = self._fetcher.kind == "process"
+        process = not self._fetcher.in_process
         with as_in_worker(
             source.dataset, source.worker_init_fn, num_workers=self._fetcher.num_workers, base_seed=0, process=process
         ) as dataset:

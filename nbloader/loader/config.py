@@ -31,9 +31,10 @@ from nbloader.device.placement import check_devices
 from nbloader.engine.iterator import check_names
 from nbloader.sampling import datapipes, samplers
 from nbloader.sampling.source import SourceSampler
+from nbloader.workers.api import WorkerKind
 from nbloader.workers.fetcher import OnError
 from nbloader.workers.ray_options import RayOptions
-from nbloader.workers.registry import kind_names
+from nbloader.workers.registry import InterchangeableKind, kind_class, kind_names
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -374,6 +375,8 @@ class LoaderConfig(Generic[T_co]):
 
     # ---- what follows from the arguments ----
 
+    kind: type[WorkerKind] = field(init=False)
+    """The class of the workers' kind."""
     iterable: bool = field(init=False)
     """Whether the dataset can only be iterated, in its own order."""
     chunk: int | None = field(init=False)
@@ -385,7 +388,10 @@ class LoaderConfig(Generic[T_co]):
         for name, declared in _declarations():
             if declared.check is not None:
                 self._set(name, declared.check(name, getattr(self, name)))
-        dataset, shuffle = datapipes.apply_shuffle(self.dataset, self.shuffle, self.workers)
+        self._set("kind", kind_class(self.workers))
+        dataset, shuffle = datapipes.apply_shuffle(
+            self.dataset, self.shuffle, self.workers, in_process=self.kind.in_process
+        )
         self._set("dataset", dataset)
         self._set("shuffle", shuffle)
         iterable = isinstance(dataset, IterableDataset) or (hasattr(dataset, "__iter__") and not _has_items(dataset))
@@ -422,9 +428,9 @@ class LoaderConfig(Generic[T_co]):
                     )
 
     def _check_workers(self) -> None:
-        if self.ray is not None and self.workers != "ray":
+        if self.ray is not None and not self.kind.takes_ray_options:
             raise ValueError(f"ray={self.ray!r} applies to workers='ray': omit it with workers={self.workers!r}")
-        if self.workers != "process" and self.multiprocessing_context is not None:
+        if self.multiprocessing_context is not None and not self.kind.local_processes:
             raise ValueError(
                 f"multiprocessing_context={self.multiprocessing_context!r} applies to worker processes: omit it "
                 f"with workers={self.workers!r}"
@@ -498,13 +504,6 @@ class LoaderConfig(Generic[T_co]):
         return self.last_batch or ("discard" if self.drop_last else "keep")
 
     @property
-    def effective_prefetch_factor(self) -> int | None:
-        """Batches to request ahead per worker, with the default filled in; None without workers."""
-        if self.prefetch_factor is None and self.num_workers:
-            return DEFAULT_PREFETCH_FACTOR
-        return self.prefetch_factor
-
-    @property
     def sampler_may_learn(self) -> bool:
         """Whether the sampler may learn from the loop, so that no more is drawn ahead from it than torch would draw."""
         return samplers.may_learn(self.sampler) or samplers.may_learn(self.batch_sampler)
@@ -530,6 +529,7 @@ class LoaderConfig(Generic[T_co]):
         """Return a copy with another kind of workers."""
         changed = copy.copy(self)
         changed._set("workers", kind)
+        changed._set("kind", kind_class(kind))
         return changed
 
     def attributes(self) -> dict[str, Any]:
@@ -653,7 +653,7 @@ def check_kinds(kinds: Any) -> None:
     if isinstance(kinds, str):
         raise TypeError(f'kinds={kinds!r} is one text: pass several, such as ("process", "thread")')
     for kind in kinds:
-        one_of("kinds", kind, ("process", "thread"))
+        one_of("kinds", kind, get_args(InterchangeableKind))
 
 
 def check_predicted(*, workers: Any, batch_size: Any, cache: Any, transport: Any) -> None:
@@ -663,7 +663,7 @@ def check_predicted(*, workers: Any, batch_size: Any, cache: Any, transport: Any
         ValueError: A wrong value.
     """
     if workers is not None:
-        one_of("workers", workers, ("process", "thread"))
+        one_of("workers", workers, get_args(InterchangeableKind))
     if batch_size is not None:
         check_batch_size(batch_size)
     if cache is not None and not 0 <= cache <= 1:

@@ -8,7 +8,7 @@
     dispatcher  which worker produces which batch, retries, window, order: a state machine without I/O (scheduler)
     worker      a process or a thread that fetches and collates (workers, batch, shm)
     receive     connections, deaths, output: one selector (workers.process_pool, transport)
-    engine      the lock, the supervisor thread, the worker group, thread-safe commands (engine); without workers, a
+    engine      the thread that owns all this, the worker group, thread-safe commands (engine); without workers, a
                 loop that produces each batch when it is asked for (engine.local_engine)
     consumer    the iterator (engine.iterator)
 
@@ -23,6 +23,7 @@ the engine, `Checkpoint` saves and restores the position, `EpochPrefetch` holds 
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import functools
 import os
 import threading
@@ -31,7 +32,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, get_args
 
 import torch
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
@@ -69,10 +70,10 @@ from nbloader.sampling.epoch_plan import ChunkSpec, EpochContext, batches_of
 from nbloader.sampling.samplers import warn_if_no_samples
 from nbloader.sampling.shard_plan import IterableOptions
 from nbloader.sampling.source import SourceDataset, SourceSampler
-from nbloader.workers.api import WorkerOptions
 from nbloader.workers.fetcher import is_async
 from nbloader.workers.in_process import SampleDelivery, private_generators
-from nbloader.workers.registry import create_kind
+from nbloader.workers.registry import InterchangeableKind, kind_class
+from nbloader.workers.spec import WorkerSpec
 
 if TYPE_CHECKING:
     from bokeh.plotting import figure as Figure  # noqa: N812  a class in spite of its name
@@ -156,20 +157,29 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         config = self._config
         bus = ev.EventBus()
         transfer = self._make_transfer()
-        demand = self._engine_demand()
-        engine = _make_engine(config, bus, demand)
+        engine_config = self._engine_config()
+        engine = self._make_engine(bus, engine_config)
         return _Parts(
             bus=bus,
             transfer=transfer,
-            demand=demand,
+            pins=self.pin_memory,
+            engine_config=engine_config,
             engine=engine,
             finalizer=self._close_with(engine),
-            control=Control(engine, demand.num_workers),
+            control=Control(engine, self.num_workers),
             checkpoint=Checkpoint(config),
             prefetch=EpochPrefetch(),
             monitor=Monitor(bus, engine, transfer),
             history=EpochHistory(),
         )
+
+    def _make_engine(self, bus: ev.EventBus, config: EngineConfig) -> AnyEngine:
+        torch_compat.warn_of_start_method(self.multiprocessing_context)
+        if config.has_workers or config.prefetch or config.concurrency:
+            # Without workers, a thread loads ahead or runs an event loop: the consumer's own thread may be running one,
+            # as in a notebook.
+            return Engine(bus, config)
+        return LocalEngine(bus, config.spec, draws_by_worker=config.round_robin)
 
     def _make_transfer(self) -> DeviceTransfer | None:
         config = self._config
@@ -308,7 +318,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             self._update_engine()
             if parts.engine.prefetches and parts.prefetch.epoch is None:
                 parts.prefetch.start(self._make_epoch)
-                parts.prefetched = None if self._config.workers == "thread" else SentAttributes(self.dataset)
+                parts.prefetched = None if self._config.kind.in_process else SentAttributes(self.dataset)
 
     def clean(self) -> None:
         """Discard the epoch that `refresh()` or `auto_reload` has started, as Gluon's loader does."""
@@ -326,7 +336,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             parts.engine.replace_all()
         context = IteratorContext(
             parts.engine, parts.bus, parts.transfer, batched=self._auto_collation, names=self._names,
-            debuggable=not parts.demand.concurrency, index_sampler=self._index_sampler,
+            debuggable=not parts.engine_config.concurrency, index_sampler=self._index_sampler,
         )  # fmt: skip
         torch_names.warn_of_unused_hooks()
         if torch_names.has_hooks():
@@ -386,34 +396,44 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     # ---- the engine -------------------------------------------------------------------------------------------------
 
-    def _engine_demand(self) -> EngineDemand:
-        """Collect what the attributes demand of the engine; as in torch, they may be assigned between epochs."""
-        num_workers, persistent = self.num_workers, self.persistent_workers
+    def _engine_config(self) -> EngineConfig:
+        """Compute the engine's configuration from the attributes; as in torch, they may be assigned between epochs."""
+        config, num_workers, persistent = self._config, self.num_workers, self.persistent_workers
         ends_with_epoch = num_workers > 0 and not persistent
-        streaming = None
+        iterable = None
         if self._is_iterable:
-            streaming = IterableOptions(
+            iterable = IterableOptions(
                 self.drop_last, fresh=ends_with_epoch, alone=not num_workers,
                 prepare=datapipes.preparation(self.dataset),
             )  # fmt: skip
-        concurrency = self._config.concurrency if streaming is None and is_async(self.dataset) else 0
+        concurrency = config.concurrency if iterable is None and is_async(self.dataset) else 0
         size = getattr(self.batch_sampler, "batch_size", None) if self._auto_collation else 1
-        return EngineDemand(
-            num_workers=num_workers,
-            prefetch_factor=self.prefetch_factor if num_workers else None,
+        return EngineConfig(
+            num_workers=num_workers or 1,
+            prefetch_factor=(self.prefetch_factor or 0) if num_workers else 0,
             prefetch=self.prefetch,
-            adaptive_window=self._config.adapts_window(self._given("prefetch_factor"), self.prefetch),
+            adaptive_window=config.adapts_window(self._given("prefetch_factor"), self.prefetch),
+            strict_window=config.sampler_may_learn,
             has_workers=num_workers > 0,
-            persistent=persistent,
-            ends_with_epoch=ends_with_epoch,
-            batched=self._auto_collation,
-            streaming=streaming,
+            spec=WorkerSpec(
+                kind=config.workers if num_workers else "thread",
+                batched=self._auto_collation,
+                output=config.output,
+                iterable=iterable,
+                start_method=torch_compat.start_method(self.multiprocessing_context),
+                may_heal=torch_compat.may_heal(self.multiprocessing_context),
+                concurrency=config.concurrency,
+                ray=config.ray,
+            ),
+            concurrency=concurrency,
+            batch_size=size if concurrency and isinstance(size, int) and size > 0 else None,
+            round_robin=config.dispatch == "round_robin",
             in_order=self.in_order,
             timeout=self.timeout,
-            concurrency=concurrency,
-            concurrent_size=size if concurrency and isinstance(size, int) and size > 0 else None,
-            context=self.multiprocessing_context,
-            pin_memory=self.pin_memory,
+            on_timeout=config.on_timeout,
+            max_restarts=config.max_restarts,
+            persistent=not ends_with_epoch,
+            idle_timeout=None if persistent else IDLE_TIMEOUT,
         )
 
     def _check_number_of_processes(self) -> None:
@@ -424,7 +444,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         parts, number = self._parts, self.num_workers
-        if self._config.workers != "process" or number <= cores or number == parts.warned_of:
+        if not self._config.kind.local_processes or number <= cores or number == parts.warned_of:
             return
         parts.warned_of = number
         if self.tuning is not None:
@@ -440,16 +460,18 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
         Iterators of the old engine continue, as in torch, with the workers that they have.
         """
-        parts, demand = self._parts, self._engine_demand()
-        if demand == parts.demand and (parts.prefetch.epoch is not None or not parts.engine.is_taken()):
+        parts, config = self._parts, self._engine_config()
+        if self.pin_memory != parts.pins:
+            self.clean()
+            parts.pins, parts.transfer = self.pin_memory, self._make_transfer()
+            parts.monitor.follow(parts.engine, parts.transfer)
+        if config == parts.engine_config and (parts.prefetch.epoch is not None or not parts.engine.is_taken()):
             return
         self.clean()
-        if demand.pin_memory != parts.demand.pin_memory:
-            parts.transfer = self._make_transfer()
-        old, parts.demand = parts.engine, demand
-        parts.engine = engine = _make_engine(self._config, parts.bus, demand)
+        old, parts.engine_config = parts.engine, config
+        parts.engine = engine = self._make_engine(parts.bus, config)
         engine.callbacks = old.callbacks
-        parts.control = Control(engine, demand.num_workers)
+        parts.control = Control(engine, self.num_workers)
         parts.monitor.follow(engine, parts.transfer)
         reruns.succeed(old, engine)
         parts.finalizer.detach()
@@ -493,7 +515,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """Give the engine the dataset and the functions that workers need. Returns whether they have changed."""
         collate = self._worker_collate_fn()
         differs = self._parts.engine.load(self.dataset, collate, self.worker_init_fn, self._config.on_error)
-        copied = self.persistent_workers and self._config.workers != "thread"
+        copied = self.persistent_workers and not self._config.kind.in_process
         self._parts.sent = SentAttributes(self.dataset) if copied else None
         return differs
 
@@ -526,7 +548,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             vars(self)["num_workers"] = value  # a subclass that has not called `__init__` yet
             return
         value = self._parts.control.check_num_workers(value)
-        if value and self._parts.demand.has_workers:
+        if value and self._parts.engine_config.has_workers:
             self._parts.control.resize(value)
         vars(self)["num_workers"] = value
 
@@ -782,7 +804,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             batched=self._auto_collation,
             output=config.output,
             num_workers=num_workers,
-            process=num_workers > 0 and config.workers != "thread",
+            process=num_workers > 0 and not config.kind.in_process,
             chunk_spec=self._chunk_spec(),
             names=self._names,
             concurrency=config.concurrency if is_async(self.dataset) else 0,
@@ -895,7 +917,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         max_workers: int | None = None,
         num_workers: int | None = None,
         prefetch_factor: int | None = None,
-        kinds: Sequence[Literal["process", "thread"]] | None = None,
+        kinds: Sequence[InterchangeableKind] | None = None,
     ) -> Tuning:
         """Search for faster settings of the workers and the prefetch factor while a loop runs. Thread-safe.
 
@@ -977,15 +999,18 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def _other_kind(self, kinds: Sequence[str] | None) -> tuple[str, str]:
         """Return the kind of workers that `tune` may try besides the present one ("" if none), and why it may not."""
         config = self._config
-        present = config.workers
-        other = {"process": "thread", "thread": "process"}.get(present, "")
-        if self._is_iterable or config.chunk is not None or self._parts.demand.concurrency or not other:
+        present, known = config.workers, get_args(InterchangeableKind)
+        if self._is_iterable or config.chunk is not None or self._parts.engine_config.concurrency:
             return "", ""  # shards, pieces of batches and event loops are tied to their workers
+        if present not in known:
+            return "", ""  # the workers may be on other machines
         if config.multiprocessing_context is not None:
             return "", ""  # it is for processes
+        other = next(kind for kind in known if kind != present)
         if kinds is not None:
             return (other if other in kinds else ""), ""
-        by = "several threads at a time" if other == "thread" else "processes that share no object with this one"
+        threads = kind_class(other).in_process
+        by = "several threads at a time" if threads else "processes that share no object with this one"
         return "", (
             f'workers="{other}" was not tried: only you know whether {type(self.dataset).__name__}, and the functions '
             f'of the loader, may be used by {by}. If so, tune(kinds=("process", "thread")) tries it.'
@@ -999,11 +1024,15 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """
         if kind == self._config.workers:
             return
-        engine = self._parts.engine
-        if isinstance(engine, Engine):
+        parts = self._parts
+        if isinstance(parts.engine, Engine):
             collate = self._worker_collate_fn()
-            engine.use_kind(kind, self.dataset, collate, self.worker_init_fn, self._config.on_error)
-        vars(self).update(_config=self._config.with_workers(kind), workers=kind)
+            parts.engine.use_kind(kind, self.dataset, collate, self.worker_init_fn, self._config.on_error)
+        with parts.starting:  # an epoch that starts compares them
+            if isinstance(parts.engine, Engine):
+                spec = dataclasses.replace(parts.engine_config.spec, kind=kind)
+                parts.engine_config = dataclasses.replace(parts.engine_config, spec=spec)
+            vars(self).update(_config=self._config.with_workers(kind), workers=kind)
 
     @property
     def tuning(self) -> Tuning | None:
@@ -1223,8 +1252,10 @@ class _Parts:
     bus: ev.EventBus
     transfer: DeviceTransfer | None
     """Moves batches to their device; None if they are not moved."""
-    demand: EngineDemand
-    """What the engine was created for."""
+    pins: bool
+    """The value of `pin_memory` for which `transfer` was made."""
+    engine_config: EngineConfig
+    """The present configuration of the engine."""
     engine: AnyEngine
     finalizer: weakref.finalize[Any, Any]
     """Closes the engine when the loader is garbage-collected."""
@@ -1243,81 +1274,3 @@ class _Parts:
     """The number of worker processes for which a warning was last considered; 0 before."""
     starting: threading.RLock = field(default_factory=threading.RLock)
     """Held while an epoch starts: threads that iterate one loader must not create two engines for one epoch."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineDemand:
-    """What a loader's attributes demand of its engine. If it changes, the next epoch needs another engine."""
-
-    num_workers: int = field(compare=False)
-    """0 if the consumer itself loads. A running engine can be resized."""
-    prefetch_factor: int | None = field(compare=False)
-    """Batches to request ahead, per worker; None without workers. It, too, can be changed while the engine runs."""
-    prefetch: int | None = field(compare=False)
-    """Batches to request ahead in total, instead of `prefetch_factor`; None if not given."""
-    adaptive_window: bool = field(compare=False)
-    """See `LoaderConfig.adapts_window`."""
-    has_workers: bool
-    persistent: bool
-    """Whether idle workers are never stopped."""
-    ends_with_epoch: bool
-    """Whether the workers end with each epoch."""
-    batched: bool
-    """Whether samples are collated into batches."""
-    streaming: IterableOptions | None
-    """How an iterable dataset is read; None for a map-style one."""
-    in_order: bool
-    timeout: float
-    concurrency: int
-    """Samples that a worker fetches at a time, across batches; 0 if the dataset is not asynchronous."""
-    concurrent_size: int | None
-    """Samples per batch of an asynchronous dataset; None if only the batches themselves show it."""
-    context: Any
-    """The context of `multiprocessing` that names the start method, or None."""
-    pin_memory: bool
-
-
-def _make_engine(config: LoaderConfig[Any], bus: ev.EventBus, demand: EngineDemand) -> AnyEngine:
-    """Create the engine for a loader.
-
-    Args:
-        config: The loader's configuration.
-        bus: The loader's event bus.
-        demand: What its attributes demand now.
-    """
-    options = WorkerOptions(
-        kind=config.workers if demand.has_workers else "thread",
-        batched=demand.batched,
-        output=config.output,
-        iterable=demand.streaming,
-        start_method=torch_compat.start_method(demand.context),
-        may_heal=torch_compat.may_heal(demand.context),
-        concurrency=config.concurrency,
-        ray=config.ray,
-    )
-    round_robin = config.dispatch == "round_robin"
-    if not (demand.has_workers or demand.prefetch or demand.concurrency):
-        return LocalEngine(bus, options, draws_by_worker=round_robin)
-    # Without workers, a single thread loads `prefetch` batches or runs an event loop: the consumer's own thread may be
-    # running one, as in a notebook.
-    return Engine(
-        bus,
-        EngineConfig(
-            num_workers=demand.num_workers or 1,
-            prefetch_factor=demand.prefetch_factor or 0,
-            prefetch=demand.prefetch,
-            adaptive_window=demand.adaptive_window,
-            strict_window=config.sampler_may_learn,
-            kind=create_kind(options),
-            round_robin=round_robin,
-            in_order=demand.in_order,
-            timeout=demand.timeout,
-            on_timeout=config.on_timeout,
-            max_restarts=config.max_restarts,
-            persistent=not demand.ends_with_epoch,
-            idle_timeout=None if demand.persistent else IDLE_TIMEOUT,
-            concurrency=demand.concurrency,
-            batch_size=demand.concurrent_size,
-            options=options,
-        ),
-    )

@@ -35,6 +35,7 @@ from nbloader.metrics.rates import RATE_NS
 from nbloader.metrics.snapshot import ENDED, NO_VERDICT, Outlook, Point, Snapshot
 from nbloader.metrics.usage_probe import UsageProbe
 from nbloader.report.trace import Trace
+from nbloader.workers.registry import kind_class
 
 if TYPE_CHECKING:
     from bokeh.plotting import figure as Figure  # noqa: N812  a class in spite of its name
@@ -267,7 +268,7 @@ class Monitor:
         threads = kind != given["workers"] and given["num_workers"] > 0
         if (threads or changed.get("num_workers") == 0) and self._aggregator.epoch_evidence().elsewhere:
             return "the samples were fetched on other machines, and how long they take on this one was not measured"
-        if threads and kind == "process":
+        if threads and not kind_class(kind).in_process:
             return "what it takes to send these batches from a process was not measured"
         if changed.get("batch_size") is not None and given["batch_size"] is None:
             return "the loader does not make the batches: its batch_size is None"

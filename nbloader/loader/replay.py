@@ -33,7 +33,7 @@ from nbloader.events.remote_errors import add_note, rebuild
 from nbloader.sampling.epoch_order import EpochOrder, NotKeptError
 from nbloader.sampling.epoch_plan import ChunkSpec
 from nbloader.sampling.index_arrays import as_drawn, part_of
-from nbloader.workers.api import LocalSetup, WorkerOptions
+from nbloader.workers.api import LocalSetup
 from nbloader.workers.in_process import (
     OWN_GENERATORS,
     FailedSample,
@@ -50,6 +50,7 @@ from nbloader.workers.producer import Producer
 from nbloader.workers.reachable import holds_generator
 from nbloader.workers.registry import create_kind
 from nbloader.workers.seeding import Seed, Seeding, private
+from nbloader.workers.spec import WorkerSpec
 from nbloader.workers.status import LocalStatus, WorkerState
 
 if TYPE_CHECKING:
@@ -538,13 +539,13 @@ class ReplayedBatch:
 
     def _produce_async(self, setup: ReplaySetup, tasks: Sequence[Task]) -> list[Outcome]:
         """Produce batches on a thread with its own event loop: this one may have a running loop, as in a notebook."""
-        options = WorkerOptions(
+        spec = WorkerSpec(
             kind="thread", batched=setup.batched, output=setup.output, seed=self._base_seed,
             concurrency=setup.concurrency,
         )  # fmt: skip
         functions = setup.collate_fn, setup.worker_init_fn, setup.on_error
-        pool = create_kind(options).create_pool()
-        handle = pool.start(0, options, LocalSetup(setup.dataset, *functions))
+        pool = create_kind(spec).create_pool()
+        handle = pool.start(0, spec, LocalSetup(setup.dataset, *functions))
         outcomes: dict[int, Outcome] = {}
         try:
             while len(outcomes) < len(tasks):

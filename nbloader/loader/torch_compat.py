@@ -30,20 +30,31 @@ def start_method(context: Any) -> str:
     Args:
         context: A context object, or None.
     """
-    default = "fork" if zygote.SUPPORTED else "forkserver"
-    if context is not None:
-        name = context.get_start_method()
-    else:
-        name = multiprocessing.get_start_method(allow_none=True)
-        if name in {None, multiprocessing.get_all_start_methods()[0]}:
-            name = default
+    name = _requested(context) or "fork"
     if name == "fork" and not zygote.SUPPORTED:
+        name = "forkserver"
+    return "spawn" if sys.platform == "win32" else name
+
+
+def _requested(context: Any) -> str | None:
+    """Return the start method that the user has chosen, by a context or for all of `multiprocessing`; None if none."""
+    if context is not None:
+        return str(context.get_start_method())
+    name = multiprocessing.get_start_method(allow_none=True)
+    return None if name == multiprocessing.get_all_start_methods()[0] else name
+
+
+def warn_of_start_method(context: Any) -> None:
+    """Warn if workers start by another method than the user has chosen.
+
+    Args:
+        context: A context object, or None.
+    """
+    if _requested(context) == "fork" and not zygote.SUPPORTED:
         warn(
             'multiprocessing_context="fork" is supported on Linux only, with Python\'s `os.pidfd_open`: workers are '
             'started with "forkserver". Pass that, or omit the argument.'
         )
-        name = "forkserver"
-    return "spawn" if sys.platform == "win32" else str(name)
 
 
 def may_heal(context: Any) -> bool:
@@ -52,8 +63,7 @@ def may_heal(context: Any) -> bool:
     Args:
         context: A context object, or None.
     """
-    method = multiprocessing.get_start_method(allow_none=True)
-    return context is None and method in {None, multiprocessing.get_all_start_methods()[0]}
+    return _requested(context) is None
 
 
 def arguments_of(loader: Any) -> dict[str, Any]:

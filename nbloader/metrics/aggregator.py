@@ -571,6 +571,7 @@ class Aggregator:
             core_wait=w.core_wait,
             kind=w.kind,
             node=w.node,
+            in_process=w.in_process,
         )
 
     def _first_batch(self, g: Gauges) -> float | None:
@@ -665,10 +666,10 @@ class Aggregator:
         """Return where batches are produced, even after the workers have ended."""
         newest = self._recent[-1] if self._recent else None
         if newest is not None and newest.worker < 0:
-            return "inline"
-        if any(w.kind == "thread" for w in g.workers) or (newest is not None and newest.transport == "local"):
-            return "thread"
-        return "process"
+            return Place.CONSUMER
+        if any(w.in_process for w in g.workers) or (newest is not None and newest.transport == "local"):
+            return Place.THREADS
+        return Place.PROCESSES
 
 
 def _with_facts(e: Evidence, facts: KnownFacts | None) -> Evidence:

@@ -65,7 +65,7 @@ class Replayable(Protocol):
 class LoaderControl(Protocol):
     """Observes and controls a running loader. Every method is thread-safe.
 
-    Commands return at once; the supervisor or the consumer executes them. Only `stack` blocks.
+    Commands return at once; the thread of the loop executes them. Only `stack` blocks.
     """
 
     events: EventBus

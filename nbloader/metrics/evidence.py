@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from nbloader.events import LoopStopped, SampleFailed
@@ -14,7 +15,17 @@ from nbloader.metrics.snapshot import Snapshot, UploadStats, Verdict
 from nbloader.metrics.usage import Usage
 
 SpanName: TypeAlias = Literal["now", "epoch"]
-Place: TypeAlias = Literal["process", "thread", "inline"]
+
+
+class Place(Enum):
+    """Where batches are produced."""
+
+    PROCESSES = "processes"
+    """In worker processes, on any machine."""
+    THREADS = "threads"
+    """In worker threads of the notebook's process."""
+    CONSUMER = "consumer"
+    """In the loop's own thread (`num_workers=0`)."""
 
 
 class MakeTime(NamedTuple):
@@ -86,8 +97,7 @@ class Evidence:
     """The workers that run on other machines, grouped by machine."""
     nodes: int = 0
     """Number of cluster nodes that sent batches."""
-    place: Place = "process"
-    """Where batches are produced; "inline" for the loop's own thread (`num_workers=0`)."""
+    place: Place = Place.PROCESSES
     window: int = 0
     """Number of batches that may be requested ahead."""
 

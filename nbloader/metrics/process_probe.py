@@ -17,8 +17,6 @@ MEMORY_SHARE = 0.003
 8 ms for a process that has imported torch."""
 IDLE = 0.05
 """A process that runs, or could run, for less than this share of the time is idle."""
-PROCESSES = ("process", "ray")
-"""Kinds of workers that are processes of their own."""
 
 
 class _Usage(NamedTuple):
@@ -53,7 +51,7 @@ class ProcessProbe:
 
     def fill(self, gauges: Gauges) -> Gauges:
         """The gauges with CPU and memory use of each worker. Only processes of this machine have either."""
-        pids = {w.pid for w in gauges.workers if w.pid and w.kind in PROCESSES and w.machine is None}
+        pids = {w.pid for w in gauges.workers if w.pid and not w.in_process and w.machine is None}
         if not pids:
             return gauges
         for table in (self._processes, self._usage, self._memory):
@@ -114,5 +112,5 @@ def _with_usage(w: WorkerGauge, usage: _Usage, memory: _Memory | None) -> Worker
     return WorkerGauge(
         w.worker, w.pid, w.state, w.batch, w.since, w.sample, w.queued, w.exit_reason, w.stderr_tail,
         usage.cpu_percent, usage.rss, w.held, w.left, private, shared, w.made, usage.core_wait, w.kind,
-        w.node, w.machine,
+        w.node, w.machine, w.in_process,
     )  # fmt: skip

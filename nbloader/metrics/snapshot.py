@@ -132,6 +132,8 @@ class WorkerStats:
     """See `WorkerGauge.kind`."""
     node: str = ""
     """See `WorkerGauge.node`."""
+    in_process: bool = False
+    """See `WorkerGauge.in_process`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,7 +345,7 @@ class Snapshot:
     now: int = 0
     """When the snapshot was taken, perf_counter ns."""
     supervisor_failures: int = 0
-    """How often the supervisor thread failed (a bug in nbloader) and was restarted since the loader was created."""
+    """How often the thread of the loop failed (a bug in nbloader) and went on since the loader was created."""
     retried: int = 0
     """Number of fetches of whole batches (`__getitems__`) that failed and were repeated sample by sample since the
     loader was created."""

@@ -154,7 +154,7 @@ def measure(records: Sequence[BatchRecord], options: SpanOptions) -> Evidence:
             window=o.window, wait_share=o.wait_share, startup=o.startup, worker_startup=o.worker_startup,
             usage=o.usage, device=o.device, elsewhere=_elsewhere(o.pids, o.machines),
         )  # fmt: skip
-    workers = 1 if o.place == "inline" else max(o.workers, 1) if o.workers else len({r.worker for r in records})
+    workers = 1 if o.place is Place.CONSUMER else max(o.workers, 1) if o.workers else len({r.worker for r in records})
     span_ns = max(1, round(o.seconds * 1e9))
     waited_ns = round(o.wait_share * span_ns)
     first = {r.index for r in o.opening[:workers]} if o.opening else set()

@@ -92,7 +92,7 @@ def _sample_failed(e: SampleFailed) -> Described:
 
 
 def _supervisor_failed(e: SupervisorFailed) -> Described:
-    return "error", f"the supervisor thread failed and was restarted: {clean(e.error)}"
+    return "error", f"the thread that supervises the workers failed and went on: {clean(e.error)}"
 
 
 def _setting_tried(e: SettingTried) -> Described:

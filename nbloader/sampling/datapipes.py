@@ -43,29 +43,30 @@ class Prepare:
         graph_settings.apply_sharding(pipe, max(shards, 1) * self.world, shard * self.world + self.rank)
 
 
-def apply_shuffle(dataset: Any, shuffle: bool | None, workers: str) -> ShuffledDataset:
+def apply_shuffle(dataset: Any, shuffle: bool | None, workers: str, *, in_process: bool) -> ShuffledDataset:
     """Apply `shuffle` to the shufflers of a DataPipe. Other datasets are returned unchanged.
 
     Args:
         dataset: Any dataset.
         shuffle: The loader's argument.
         workers: The loader's argument.
+        in_process: Whether these workers are threads of this process.
 
     Returns:
         The dataset, and `shuffle`, or None if `shuffle` was applied. If the DataPipe has no shuffler and `shuffle` is
         True, torch appends one, with a warning.
 
     Raises:
-        ValueError: `workers` is "thread": a DataPipe can have only one iterator at a time, but threads share the
-            dataset.
+        ValueError: The workers are threads, which share the dataset, but a DataPipe can have only one iterator at a
+            time.
     """
     if not isinstance(dataset, (IterDataPipe, MapDataPipe)):
         return ShuffledDataset(dataset, shuffle)
     dataset = getattr(dataset, "_datapipe", dataset)  # torch's loader wraps it for several processes
     if not isinstance(dataset, IterDataPipe):
         return ShuffledDataset(dataset, shuffle)
-    if workers == "thread":
-        raise ValueError("workers='thread' and a DataPipe are mutually exclusive: it has one iterator at a time")
+    if in_process:
+        raise ValueError(f"workers={workers!r} and a DataPipe are mutually exclusive: it has one iterator at a time")
     if shuffle is not None:
         from torch.utils.data import graph_settings
 

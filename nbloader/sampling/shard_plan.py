@@ -154,7 +154,7 @@ class ShardProgress:
             self.beyond.remove(self.position)
             self.position += 1
         if len(self.states) > 1:
-            known = list(self.states)  # a copy: the supervisor's thread may add one at the same time
+            known = list(self.states)  # a copy: the thread of the loop may add one at the same time
             last = max((at for at in known if at <= self.position), default=0)
             for at in known:
                 if at < last:

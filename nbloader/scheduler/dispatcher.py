@@ -1,6 +1,6 @@
 """The dispatcher: which worker produces which batch, and in which order batches are delivered.
 
-    add() ->  waiting  -> assignments() ->  held by a worker  -> result() ->  reorder buffer  -> take()
+    add() ->  waiting  -> assignments() ->  held by a worker  -> result() ->  reorder buffer  -> ready
                  ^                                 |
                  +-------- worker_gone() ----------+
 
@@ -11,7 +11,7 @@ them a worker holds is up to the `PrefetchPolicy`.
 
 A job is a batch, or a chunk of a batch if batches are chunked. Every job is in exactly one of the places above and is
 identified by (epoch, job number). A result for a job that has arrived before, or for an iteration that is closed,
-is rejected, so that a late message never duplicates a batch.
+is rejected, so that a late message never duplicates a batch. The consumer takes what is ready (`IterationState.ready`).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from nbloader.batch.task import ChunkedBatch, Task
 from nbloader.sampling.shard_plan import ShardPlan
+from nbloader.scheduler.gate import Gate
 from nbloader.scheduler.iteration import Delivery, IterationState
 from nbloader.scheduler.prefetch import PrefetchPolicy
 from nbloader.scheduler.reorder_buffer import ReorderBuffer
@@ -80,22 +81,6 @@ class Delay(NamedTuple):
     None if there is no such worker."""
 
 
-class WaitPlan(NamedTuple):
-    """What a consumer waits for, and what it does in the meantime."""
-
-    number: int
-    """Number of the batch that the consumer gets next."""
-    first: bool
-    """Whether that is the first batch of the iteration."""
-    refill: bool
-    """Whether the sampler may be asked for more batches before the consumer sleeps."""
-    paused: bool
-    blocked: bool
-    """Whether nothing is delivered because the loader is paused and no step is left."""
-    nap: float
-    """Seconds for which arriving batches need not wake the consumer."""
-
-
 _Key: TypeAlias = "tuple[int, int]"
 """(epoch, job number)"""
 
@@ -105,24 +90,24 @@ class Dispatcher(Generic[R]):
 
     Args:
         policy: How far ahead to request, and how many jobs a worker may hold.
+        gate: Whether jobs may be assigned.
         round_robin: Whether batch i waits for worker i modulo the number of workers, as in torch. Otherwise that worker
             is preferred, and another one produces the batch if it would soon be idle.
         cancels_begun: Whether workers can drop jobs that they are processing.
     """
 
-    def __init__(self, policy: PrefetchPolicy, *, round_robin: bool = False, cancels_begun: bool = False) -> None:
+    def __init__(
+        self, policy: PrefetchPolicy, gate: Gate, *, round_robin: bool = False, cancels_begun: bool = False
+    ) -> None:
         self.policy = policy
+        self._gate = gate
         self._cancels_begun = cancels_begun
-        self.paused = False
-        self.steps = 0
-        """Batches that may be delivered although the loader is paused."""
         self.iterations: dict[int, IterationState[R]] = {}
         """Open iterations by number."""
         self.slots = 1
         """Number of worker ids."""
         self.round_robin = round_robin
         """See above; it may change while the loader runs."""
-        self._owed = 0  # jobs that may be assigned although the loader is paused: one for each step that was taken
         self._by_slot: dict[int, int] = {}  # worker id -> the worker that became ready last
         self._held: dict[int, dict[_Key, Task]] = {}  # worker -> its jobs, in the order it was given them
         self._outdated: set[int] = set()  # workers whose results are rejected; they may already hold no jobs
@@ -162,7 +147,7 @@ class Dispatcher(Generic[R]):
         for task in held:
             state = self.iterations.get(task.epoch)
             if state is not None:
-                state.assigned -= 1
+                state.release(task)
                 if task is not poisoned:
                     state.enqueue(task)
         return WorkerLoss(held, poisoned)
@@ -193,21 +178,6 @@ class Dispatcher(Generic[R]):
                 return Delay(number, worker if self._held.get(worker) else None)
         return Delay(number, None)
 
-    # ---- pace ---------------------------------------------------------------------------------------------------
-
-    def pause(self) -> None:
-        """Assign and deliver nothing until `resume`."""
-        self.paused = True
-
-    def resume(self) -> None:
-        """Assign and deliver again."""
-        self.paused = False
-        self.steps = self._owed = 0
-
-    def step(self) -> None:
-        """While paused, deliver one batch and assign the jobs that this makes room for."""
-        self.steps += 1
-
     # ---- iterations ---------------------------------------------------------------------------------------------
 
     def open_iteration(
@@ -219,8 +189,7 @@ class Dispatcher(Generic[R]):
         shards: ShardPlan | None = None,
         chunk_size: int = 0,
         join: Callable[[ChunkedBatch[R]], R] | None = None,
-        on_empty: Callable[[Task, int], None] | None = None,
-    ) -> None:
+    ) -> IterationState[R]:
         """Open an iteration; the others are parked until their consumers request batches again.
 
         Args:
@@ -230,12 +199,12 @@ class Dispatcher(Generic[R]):
             shards: Shards of an iterable dataset; None for a map-style one.
             chunk_size: Samples per chunk; 0 if batches are not chunked.
             join: Joins the outcomes of the chunks of a batch.
-            on_empty: See `IterationState`.
         """
         for other in self.iterations:
             self.park(other)
         buffer: ReorderBuffer[Delivery] = ReorderBuffer(in_order=in_order, first=first)
-        self.iterations[epoch] = IterationState(epoch, buffer, first, first, shards, chunk_size, join, on_empty)
+        state = self.iterations[epoch] = IterationState(epoch, buffer, first, first, shards, chunk_size, join)
+        return state
 
     def close_iteration(self, epoch: int) -> Closed:
         """Forget an iteration."""
@@ -249,7 +218,7 @@ class Dispatcher(Generic[R]):
             for job in jobs:
                 del self._held[worker][epoch, job]
         if not self.iterations:
-            self.steps = self._owed = 0  # steps beyond the last batch of an epoch do not count for the next one
+            self._gate.forget_steps()
         if state.shards is not None:
             cancels = [
                 Cancel(worker, epoch, None) for worker in set(state.shards.worker_of.values()) if worker in self._held
@@ -259,8 +228,7 @@ class Dispatcher(Generic[R]):
     def clear(self) -> None:
         """Forget all iterations and workers."""
         for state in self.iterations.values():
-            for batch in state.chunked.values():
-                batch.discard()
+            state.discard_chunks()
         self.iterations.clear()
         self._held.clear()
         self._outdated.clear()
@@ -272,13 +240,6 @@ class Dispatcher(Generic[R]):
     def unpark(self, epoch: int) -> None:
         """Unpark an iteration whose consumer requests batches again."""
         self.iterations[epoch].parked = False
-
-    # ---- requesting -----------------------------------------------------------------------------------------------
-
-    def refill_size(self, epoch: int) -> int:
-        """Return how many batches to request from the sampler now; at least one if none is outstanding."""
-        state = self.iterations.get(epoch)
-        return 0 if state is None else self.policy.room(state.added - state.taken, state.reorder.reordering)
 
     def add(self, epoch: int, indices: Any, seed: int) -> Task:
         """Add a batch from the sampler."""
@@ -295,30 +256,27 @@ class Dispatcher(Generic[R]):
         Returns:
             The jobs to send to each worker, in order.
         """
-        free = not self.paused or self.steps > 0
-        if not (free or self._owed) or not self._held:
+        if not self._held or not self._gate.assigns:
             return []
         assigned: dict[int, list[Task]] = {}
         for state in self.iterations.values():
             if state.waiting and not state.parked:
-                self._assign_jobs(state, assigned, free=free)
+                self._assign_jobs(state, assigned)
         return [Assign(worker, tasks) for worker, tasks in assigned.items()]
 
-    def _assign_jobs(self, state: IterationState[R], assigned: dict[int, list[Task]], *, free: bool) -> None:
+    def _assign_jobs(self, state: IterationState[R], assigned: dict[int, list[Task]]) -> None:
         """Assign what waits to the workers whose turn it is; then what still waits to others that are soon idle."""
         depth = self.policy.depth(state.reorder.reordering)
-        self._assign_to(lambda task: self._in_turn(state, task, depth), state, assigned, free=free)
+        self._assign_to(lambda task: self._in_turn(state, task, depth), state, assigned)
         if state.waiting and state.shards is None and not (self.round_robin and state.reorder.in_order):
             absent: Counter[int] = Counter()  # worker id -> jobs that wait for it to become ready
-            self._assign_to(lambda task: self._soon_idle(state, task, depth, absent), state, assigned, free=free)
+            self._assign_to(lambda task: self._soon_idle(state, task, depth, absent), state, assigned)
 
     def _assign_to(
         self,
         choose: Callable[[Task], int | None],
         state: IterationState[R],
         assigned: dict[int, list[Task]],
-        *,
-        free: bool,
     ) -> None:
         """Assign each waiting job to the worker that `choose` returns, if any, and if there is memory."""
         kept: collections.deque[Task] = collections.deque()
@@ -329,16 +287,16 @@ class Dispatcher(Generic[R]):
             if task.attempt and state.has(task):  # it arrived, late, from a worker that was considered lost
                 continue
             worker = None
-            if (free or self._owed) and (affordable or self._affords(state, task, kept)):
+            if self._gate.assigns and (affordable or self._affords(state, task, kept)):
                 worker = choose(task)
             if worker is None:
                 kept.append(task)
                 continue
-            self._owed -= not free
+            self._gate.assigned()
             if state.shards is not None:
                 state.shards.assign(task.indices, worker)
             task.attempt += 1
-            state.assigned += 1
+            state.hold(task)
             self._held[worker][task.epoch, task.job] = task
             assigned.setdefault(worker, []).append(task)
         state.waiting = kept
@@ -361,19 +319,30 @@ class Dispatcher(Generic[R]):
         return worker if held is not None and len(held) < depth else None
 
     def _soon_idle(self, state: IterationState[R], task: Task, depth: int, absent: Counter[int]) -> int | None:
-        """Return the worker with the fewest jobs, if it may take over a job whose turn is another worker's."""
-        spare = max(depth // 4, min(1, depth - 1))
+        """Return the worker with the fewest jobs, if it may take over a job whose turn is another worker's.
+
+        It may if it holds fewer jobs than this:
+
+            whose turn it is     any worker may        round-robin, delivered out of order
+            a worker with jobs   3/4 of `depth`        `depth`
+            one that starts      1: it is idle         0 until `depth` jobs wait for that worker, then `depth`
+
+        An idle worker need not wait for a start. A busy one leaves the job to the worker that is soon ready: behind
+        a slow batch, it would wait longer.
+        """
         slot = self._slot(state, task)
         starting = self._by_slot.get(slot, -1) not in self._held
         if self.round_robin:
-            spare = 0
+            limit = depth
             if starting and absent[slot] < depth:
                 absent[slot] += 1
-                return None
+                limit = 0
         elif starting:
-            spare = depth - 1  # soon it is ready, while what is queued behind a slow batch waits longer
+            limit = 1
+        else:
+            limit = depth - max(depth // 4, min(1, depth - 1))
         worker = min(self._held, key=lambda each: len(self._held[each]))
-        return worker if len(self._held[worker]) < depth - spare else None
+        return worker if len(self._held[worker]) < limit else None
 
     def _slot(self, state: IterationState[R], task: Task) -> int:
         turn: int = task.job if state.shards is None else task.indices.shard
@@ -411,7 +380,7 @@ class Dispatcher(Generic[R]):
         if task is None:
             task = state.reclaim(job) if worker not in self._outdated else None
         else:
-            state.assigned -= 1
+            state.release(task)
         if task is None or state.has(task):
             return None
         state.put(task, outcome, now)
@@ -426,7 +395,7 @@ class Dispatcher(Generic[R]):
         if task is None:
             task = state.reclaim(job)
         else:
-            state.assigned -= 1
+            state.release(task)
         if task is None or state.reorder.has(job):
             return
         state.shards.mark_exhausted(task.indices)
@@ -446,49 +415,3 @@ class Dispatcher(Generic[R]):
         """
         self._outdated |= set(self._held)
         return [outcome for state in self.iterations.values() for outcome in state.redo()]
-
-    # ---- delivering -----------------------------------------------------------------------------------------------
-
-    def take(self, epoch: int) -> Delivery | None:
-        """Take the next batch for the consumer; None if it has not arrived or the loader is paused."""
-        state = self.iterations[epoch]
-        if self.paused and not self.steps:
-            return None
-        delivery = state.take()
-        if delivery is None:
-            return None
-        if state.shards is not None:
-            state.shards.received(delivery.task.indices)
-        if self.paused:
-            self.steps -= 1
-            self._owed += 1
-        return delivery
-
-    def upcoming(self, epoch: int) -> int:
-        """Return the number of the next batch to deliver or, if none is ready, the lowest that has not arrived."""
-        reorder = self.iterations[epoch].reorder
-        ready = reorder.peek(1)  # while the loader is paused, ready batches are not taken
-        return ready[0].task.number if ready else reorder.missing
-
-    def outstanding(self, epoch: int) -> int:
-        """Return the number of batches added and not yet taken."""
-        return self.iterations[epoch].outstanding
-
-    def in_flight(self, epoch: int) -> int:
-        """Return the number of batches that workers hold, whole or in chunks."""
-        state = self.iterations[epoch]
-        if not state.chunk_size:
-            return state.assigned
-        return len({task.number for held in self._held.values() for task in held.values() if task.epoch == epoch})
-
-    def plan_wait(self, epoch: int) -> WaitPlan:
-        """Plan how the consumer of an iteration waits."""
-        state = self.iterations[epoch]
-        return WaitPlan(
-            number=self.upcoming(epoch),
-            first=not state.taken,
-            refill=self.refill_size(epoch) > 0,
-            paused=self.paused,
-            blocked=self.paused and not self.steps,
-            nap=self.policy.nap(state.assigned) if state.taken and not self.paused else 0.0,
-        )

@@ -1,8 +1,13 @@
-"""The state of one iteration over the loader: its waiting batches, its reorder buffer and its counters."""
+"""The state of one iteration over the loader: its waiting batches, its reorder buffer and its counters.
+
+The thread that owns the dispatcher changes it, with two exceptions: the consumer takes batches from `ready`, and counts
+them in `taken`.
+"""
 
 from __future__ import annotations
 
 import collections
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -15,14 +20,16 @@ R = TypeVar("R")
 
 
 class Delivery:
-    """A batch for the consumer. The three queue depths are set when it is delivered."""
+    """A batch for the consumer. The three queue depths are set when it is taken."""
 
-    __slots__ = ("in_flight", "outcome", "ready", "reordering", "task")
+    __slots__ = ("chunked", "in_flight", "outcome", "ready", "reordering", "task")
 
-    def __init__(self, task: Task, outcome: Any) -> None:
+    def __init__(self, task: Task, outcome: Any, chunked: ChunkedBatch[Any] | None = None) -> None:
         self.task = task
         self.outcome = outcome
         """The payload, or the error in its place (a `BatchOutcome`)."""
+        self.chunked = chunked
+        """Its chunks, if it was produced in chunks, until it is taken."""
         self.in_flight = 0
         """Number of batches that workers hold."""
         self.reordering = 0
@@ -41,31 +48,54 @@ class IterationState(Generic[R]):
     added: int = 0
     """Number of the next batch to add. In a resumed epoch it does not start at 0: the earlier batches count."""
     taken: int = 0
-    """Number of batches that were taken, or skipped because they do not exist. Starts at the same value as `added`."""
+    """Number of batches that the consumer has taken. Starts at the same value as `added`."""
     shards: ShardPlan | None = None
     """Shards of an iterable dataset; None for a map-style one."""
     chunk_size: int = 0
     """Samples per chunk if several workers produce one batch; 0 if batches are not chunked."""
     join: Callable[[ChunkedBatch[R]], R] | None = None
     """Joins the outcomes of the chunks of a batch."""
-    on_empty: Callable[[Task, int], None] | None = None
-    """Called as `on_empty(task, 0)` for a batch that has no samples left, which the consumer does not see."""
+    ready: collections.deque[Delivery] = field(default_factory=collections.deque, init=False)
+    """Batches that can be delivered, in order. The consumer takes them from the left."""
+    skipped: int = field(default=0, init=False)
+    """Number of batches that were skipped because they do not exist."""
     waiting: collections.deque[Task] = field(default_factory=collections.deque, init=False)
     """Jobs that no worker holds, ordered by job number: new ones, and those that a lost worker held."""
     assigned: int = field(default=0, init=False)
     """Number of jobs that workers hold."""
+    _begun: dict[int, int] = field(default_factory=dict, init=False)
+    """Number of chunks that workers hold, by batch number."""
     parked: bool = field(default=False, init=False)
     """Whether no jobs are dispatched, because another iteration began and this one's consumer has not requested a batch
     since."""
     jobs: int = field(default=0, init=False)
     """Job number of the next chunk."""
     chunked: dict[int, ChunkedBatch[R]] = field(default_factory=dict, init=False)
-    """Chunked batches that were added and have not been taken, by batch number."""
+    """Batches that are produced in chunks and have not arrived as a whole, by batch number."""
 
     @property
     def outstanding(self) -> int:
         """Number of batches added and not yet taken."""
-        return self.added - self.taken
+        return self.added - self.taken - self.skipped
+
+    @property
+    def in_flight(self) -> int:
+        """Number of batches that workers hold, whole or in chunks."""
+        return len(self._begun) if self.chunk_size else self.assigned
+
+    def hold(self, task: Task) -> None:
+        """Count a job that is given to a worker."""
+        self.assigned += 1
+        if self.chunk_size:
+            self._begun[task.number] = self._begun.get(task.number, 0) + 1
+
+    def release(self, task: Task) -> None:
+        """Count a job that no worker holds any more."""
+        self.assigned -= 1
+        if self.chunk_size:
+            self._begun[task.number] -= 1
+            if not self._begun[task.number]:
+                del self._begun[task.number]
 
     def add(self, indices: Any, seed: int) -> Task:
         """Add a batch from the sampler: it waits for a worker, whole or in chunks."""
@@ -113,24 +143,36 @@ class IterationState(Generic[R]):
             task = batch.task
             task.dispatched = min(chunk.dispatched for chunk in batch.chunks)
             task.attempt = max(chunk.attempt for chunk in batch.chunks)
-            delivery = Delivery(task, self.join(batch))
+            delivery = Delivery(task, self.join(batch), self.chunked.pop(task.number))
             batch.release()
-        for ready in self.reorder.put(task.number, delivery):
-            ready.task.in_order = now
+        self._hand_over(self.reorder.put(task.number, delivery), now)
 
     def skip(self, number: int, now: int) -> None:
         """Skip a batch that does not exist, so that later ones do not wait for it."""
-        self.taken += 1
-        for ready in self.reorder.skip(number):
-            ready.task.in_order = now
+        self.skipped += 1
+        self._hand_over(self.reorder.skip(number), now)
+
+    def _hand_over(self, deliveries: list[Delivery], now: int) -> None:
+        """Let the consumer have batches that are in order."""
+        for delivery in deliveries:
+            delivery.task.in_order = now
+            self.ready.append(delivery)
 
     def take(self) -> Delivery | None:
-        """Take the next batch for the consumer; None if it has not arrived."""
-        delivery = self.reorder.take()
-        if delivery is not None:
-            self.taken += 1
-            if self.chunked:
-                self.chunked.pop(delivery.task.number).chunks.clear()  # breaks the cycle: chunks refer to the batch
+        """Take the next batch, on the consumer's thread; None if it is not ready."""
+        try:
+            delivery = self.ready.popleft()
+        except IndexError:
+            return None
+        self.taken += 1
+        if delivery.chunked is not None:
+            delivery.chunked.chunks.clear()  # breaks the cycle: chunks refer to the batch
+            delivery.chunked = None
+        if self.shards is not None:
+            self.shards.received(delivery.task.indices)
+        delivery.in_flight, delivery.reordering, delivery.ready = (
+            self.in_flight, self.reorder.reordering, len(self.ready)
+        )  # fmt: skip
         return delivery
 
     def redo(self) -> list[R]:
@@ -139,25 +181,49 @@ class IterationState(Generic[R]):
         Returns:
             The dropped outcomes.
         """
-        deliveries = self.reorder.drain()
+        deliveries = [*self._take_ready(), *self.reorder.drain()]
         self.reorder.forget(delivery.task.number for delivery in deliveries)
         dropped = [delivery.outcome for delivery in deliveries]
-        for delivery in deliveries:
-            if delivery.task.number not in self.chunked:
-                self.enqueue(delivery.task)
         for batch in self.chunked.values():
-            incomplete = batch.missing > 0
+            batch.task.failures.clear()
             again, outcomes = batch.reset()
-            dropped += outcomes if incomplete else []  # otherwise they are part of the batch's outcome
-            for chunk in again:
-                self.enqueue(chunk)
+            dropped += outcomes
+            self._enqueue_all(again)
+        for delivery in deliveries:
+            delivery.task.failures.clear()
+            if delivery.chunked is None:
+                self.enqueue(delivery.task)
+            else:
+                self.chunked[delivery.task.number] = delivery.chunked
+                self._enqueue_all(delivery.chunked.reset()[0])
         return dropped
+
+    def _enqueue_all(self, tasks: list[Task]) -> None:
+        for task in tasks:
+            self.enqueue(task)
 
     def drain(self) -> list[R]:
         """End the iteration: remove and return the outcomes of batches and chunks, so that they can be discarded."""
-        out = [delivery.outcome for delivery in self.reorder.drain()]
+        deliveries = [*self._take_ready(), *self.reorder.drain()]
+        out = [delivery.outcome for delivery in deliveries]
         for batch in self.chunked.values():
-            if batch.missing:
-                out += batch.outcomes()
-            batch.discard()
+            out += batch.outcomes()
+        self.discard_chunks()
+        for delivery in deliveries:
+            if delivery.chunked is not None:
+                delivery.chunked.discard()
         return out
+
+    def discard_chunks(self) -> None:
+        """Free the memory of chunks whose batch has not arrived as a whole."""
+        for batch in self.chunked.values():
+            batch.discard()
+        self.chunked.clear()
+
+    def _take_ready(self) -> list[Delivery]:
+        """Take back what is ready and was not taken. The consumer may take some of it at the same time."""
+        taken = []
+        with contextlib.suppress(IndexError):
+            while True:
+                taken.append(self.ready.popleft())
+        return taken

@@ -25,8 +25,6 @@ CONCURRENT_TIMES = 4
 """While a batch blocks others, an asynchronous worker may hold this multiple of the batches that it can process at a
 time. If waits are distributed exponentially, a batch of 16 takes 3.4 times as long as a sample, and has few samples in
 flight in the last third of that time."""
-LONGEST_NAP = 0.002
-"""Longest time, in seconds, for which batches arrive without waking a consumer that waits."""
 AVERAGED_BATCHES = 8
 """Each new batch has weight 1/AVERAGED_BATCHES in the running means of production time and batch size."""
 
@@ -54,16 +52,6 @@ class PrefetchPolicy(Protocol):
 
         Args:
             outstanding: Batches that workers hold or that have arrived, and were not delivered.
-        """
-
-    def nap(self, held: int) -> float:
-        """Return for how many seconds batches may arrive without waking a consumer that waits.
-
-        Args:
-            held: Batches that workers hold.
-
-        Returns:
-            0 if the next batch wakes it.
         """
 
 
@@ -209,16 +197,3 @@ class Window:
     def affords(self, outstanding: int) -> bool:
         """See `PrefetchPolicy`."""
         return self._affordable is None or outstanding < self._affordable
-
-    def nap(self, held: int) -> float:
-        """See `PrefetchPolicy`.
-
-        Waking the consumer for each small, fast batch costs the loop and the worker a context switch each, and
-        interrupts the worker if they share a core. So several of them are received at a time, while workers have others
-        in their queues.
-        """
-        if not self._adaptive or self.concurrency or self.size <= MIN_DEPTH * self._num_workers:
-            return 0.0
-        interval = self.produce_ns / (1e9 * self._num_workers)
-        seconds = min(LONGEST_NAP, held // 2 * interval)
-        return seconds if seconds >= 2 * interval else 0.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import itertools
 from collections.abc import Iterable
 from typing import Generic, TypeVar
@@ -11,14 +10,14 @@ T = TypeVar("T")
 
 
 class ReorderBuffer(Generic[T]):
-    """Holds numbered items until every earlier one has arrived.
+    """Holds numbered items until every earlier one has arrived. Then `put` or `skip` returns them.
 
     Args:
         in_order: False lets items leave in the order of their arrival (torch's `in_order=False`).
         first: Number of the first item.
     """
 
-    __slots__ = ("_early", "_gaps", "_next", "_ready", "_seen_early", "in_order")
+    __slots__ = ("_early", "_gaps", "_next", "_seen_early", "in_order")
 
     def __init__(self, *, in_order: bool = True, first: int = 0) -> None:
         self.in_order = in_order
@@ -26,7 +25,6 @@ class ReorderBuffer(Generic[T]):
         self._early: dict[int, T] = {}
         self._gaps: set[int] = set()  # numbers above `_next` that have no item
         self._seen_early: set[int] = set()  # only if not in order: numbers at or above `_next` that have arrived
-        self._ready: collections.deque[T] = collections.deque()
 
     @property
     def missing(self) -> int:
@@ -38,20 +36,15 @@ class ReorderBuffer(Generic[T]):
         """Items that have arrived and wait for an earlier one."""
         return len(self._early)
 
-    @property
-    def ready(self) -> int:
-        """Items that can be taken now."""
-        return len(self._ready)
-
     def has(self, number: int) -> bool:
-        """Whether the item of this number has arrived or was skipped, even if it has been taken since."""
+        """Whether the item of this number has arrived or was skipped, even if it has left since."""
         return number < self._next or number in self._early or number in self._seen_early or number in self._gaps
 
     def put(self, number: int, item: T) -> list[T]:
         """Accept an item.
 
         Returns:
-            The items that can now be taken, in order; empty while an earlier one is missing.
+            The items that leave, in order; empty while an earlier one is missing.
 
         Raises:
             ValueError: This number has arrived before.
@@ -60,7 +53,6 @@ class ReorderBuffer(Generic[T]):
             raise ValueError(f"item {number} has arrived before; the first missing one is {self._next}")
         if not self.in_order:
             self._see(number)
-            self._ready.append(item)
             return [item]
         if number != self._next:
             self._early[number] = item
@@ -70,14 +62,13 @@ class ReorderBuffer(Generic[T]):
         while self._early and self._next in self._early:
             freed.append(self._early.pop(self._next))
             self._next += 1
-        self._ready.extend(freed)
         return freed if not self._gaps else freed + self._pass_gaps()
 
     def skip(self, number: int) -> list[T]:
         """Skip a number for which there is no item, so that later items do not wait for it.
 
         Returns:
-            The items that can now be taken, in order.
+            The items that leave, in order.
 
         Raises:
             ValueError: This number has arrived before.
@@ -97,7 +88,6 @@ class ReorderBuffer(Generic[T]):
                 freed.append(self._early.pop(self._next))
             self._gaps.discard(self._next)
             self._next += 1
-        self._ready.extend(freed)
         return freed
 
     def _see(self, number: int) -> None:
@@ -106,27 +96,18 @@ class ReorderBuffer(Generic[T]):
             self._seen_early.remove(self._next)
             self._next += 1
 
-    def take(self) -> T | None:
-        """Take the next item in order; None if it has not arrived."""
-        return self._ready.popleft() if self._ready else None
-
-    def peek(self, count: int) -> list[T]:
-        """Return at most `count` of the items that can be taken next, without taking them."""
-        return list(itertools.islice(self._ready, count))
-
     def peek_early(self, count: int) -> list[T]:
         """Return at most `count` of the items that wait for an earlier one, without taking them."""
         return list(itertools.islice(self._early.values(), count))
 
     def drain(self) -> list[T]:
-        """Remove and return all items, ready or not, so that their memory can be released."""
-        out = [*self._ready, *self._early.values()]
-        self._ready.clear()
+        """Remove and return the items that wait for an earlier one, so that their memory can be released."""
+        out = list(self._early.values())
         self._early.clear()
         return out
 
     def forget(self, numbers: Iterable[int]) -> None:
-        """Forget that these items have arrived: they were drained and will arrive again."""
+        """Forget that these items have arrived: they were discarded and will arrive again."""
         again = set(numbers)
         first = min(again, default=self._next)
         if first < self._next:

@@ -51,7 +51,7 @@ class Kind(IntEnum):
     """What a frame holds. The meaning of a number can depend on the direction."""
 
     INIT = 1
-    """To the worker: `bootstrap.InitMessage`."""
+    """To the worker: `workers.bootstrap.InitMessage`."""
     TASK = 2
     """To the worker: produce this batch."""
     CANCEL = 3

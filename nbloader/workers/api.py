@@ -3,10 +3,10 @@
 To add a kind of worker, write a module with a `WorkerKind`, a `WorkerPool` and a `WorkerHandle`, and add a line to
 `registry`. `tests/test_worker_kinds.py` is an example.
 
-    kind = registry.create_kind(options)               one per loader
+    kind = registry.create_kind(spec)                  one per loader
     kind.pack(dataset, ...) -> WorkerSetup             given to workers when they start
     kind.create_pool() -> WorkerPool
-    pool.start(worker, options, setup) -> WorkerHandle
+    pool.start(worker, spec, setup) -> WorkerHandle
     pool.submit(uid, tasks); pool.poll() -> messages   WorkerLaunched, WorkerInitialized, BatchDone, ..., WorkerGone
 """
 
@@ -20,7 +20,6 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from nbloader.batch.task import Task
@@ -28,10 +27,8 @@ from nbloader.errors import NbloaderError
 from nbloader.events.gauges import FetchProgress, WorkerGauge
 from nbloader.events.stack_samples import StackCount
 from nbloader.sampling.index_arrays import IndexArray
-from nbloader.sampling.shard_plan import IterableOptions
-from nbloader.transport.zygote import SUPPORTED
 from nbloader.workers.messages import WorkerMessage
-from nbloader.workers.ray_options import RayOptions
+from nbloader.workers.spec import WorkerSpec
 from nbloader.workers.status import WorkerState, WorkerStatus
 
 if TYPE_CHECKING:
@@ -47,34 +44,6 @@ TAIL_LINE_SIZE = 300
 modules in one line of several kilobytes, which would leave no space for the worker's own output."""
 LISTED = 8
 """Maximum number of batches that a gauge lists as held by one worker."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class WorkerOptions:
-    """The configuration of workers, apart from the dataset and functions."""
-
-    kind: str
-    """The name of the kind of workers, as in the registry."""
-    batched: bool
-    """Whether samples are collated into batches."""
-    output: str = "torch"
-    """"torch" or "numpy": what the arrays of a batch become."""
-    iterable: IterableOptions | None = None
-    """How an iterable dataset is read; None for a map-style dataset."""
-    num_workers: int = 1
-    seed: int = 0
-    """The base seed of the epoch in which the worker starts. The worker's seed is the base seed plus the worker id."""
-    start_method: str = "fork" if SUPPORTED else "forkserver"
-    """"fork", "forkserver" or "spawn". Only for worker processes."""
-    may_heal: bool = False
-    """Whether workers may be clean ones instead of forks of this process, if forked ones hang: no start method was
-    requested."""
-    concurrency: int = 1
-    """Maximum number of samples of an asynchronous dataset that a worker has in flight."""
-    seeders: bytes = b""
-    """The functions that seed objects for each batch (`seeders.dump_seeders`). Only for workers on other machines."""
-    ray: RayOptions | None = None
-    """How a Ray cluster is used. Only for Ray workers."""
 
 
 _OUTERMOST = re.compile(r'  File ".*", line \d+ in become_worker$')
@@ -109,6 +78,12 @@ class WorkerHandle:
         kind: The name of the worker's kind, as in the registry.
         status: Where the worker publishes what it is doing. It may be read while the worker writes.
     """
+
+    in_process: ClassVar[bool] = True
+    """See `WorkerKind.in_process`."""
+    takes_signals: ClassVar[bool] = False
+    """Whether `pid` is a process on this machine that belongs to the worker alone, so that a signal to it affects
+    nothing else."""
 
     def __init__(self, worker: int, kind: str, status: WorkerStatus) -> None:
         self.uid = next(_uids)
@@ -194,7 +169,7 @@ class WorkerHandle:
     def stack_request(self) -> Callable[[], str]:
         """Return a function that requests the worker's Python stack and waits for it.
 
-        This method is called with the engine's lock held, the returned function without it.
+        This method is called on the loop's thread, the returned function on another one.
 
         Raises:
             NbloaderError: There is no stack. The returned function raises it if the worker does not respond.
@@ -204,7 +179,7 @@ class WorkerHandle:
     def sample_stack(self) -> StackCount | None:
         """Sample the worker's stack, if it is producing a batch.
 
-        This is called on the line profiler's thread, without holding the engine's lock.
+        This is called on the line profiler's thread.
 
         Returns:
             The sample; None if it arrives later in `StacksSampled`, or if there is none.
@@ -256,6 +231,7 @@ class WorkerHandle:
             kind=self.kind,
             node=self.node,
             machine=self.machine,
+            in_process=self.in_process,
         )
 
 
@@ -329,12 +305,9 @@ class LocalSetup(NamedTuple):
 class WorkerPool(ABC):
     """The workers of one loader. A pool makes no decisions: it carries out the engine's requests and reports events.
 
-    All methods are called with the engine's lock held, unless their docstring says otherwise. The methods that are not
+    All methods are called on the loop's thread, unless their docstring says otherwise. The methods that are not
     abstract are optional: not every kind needs them.
     """
-
-    consumer: int = 0
-    """Identifier of the thread that iterates over the loader. The engine keeps it up to date."""
 
     @property
     @abstractmethod
@@ -346,12 +319,12 @@ class WorkerPool(ABC):
         """Return a file descriptor that is readable while `poll` has something to report; None if there is none."""
 
     @abstractmethod
-    def start(self, worker: int, options: WorkerOptions, setup: Any) -> WorkerHandle:
+    def start(self, worker: int, spec: WorkerSpec, setup: Any) -> WorkerHandle:
         """Start a worker. It reports `WorkerLaunched`, and later `WorkerInitialized` or `WorkerInitFailed`.
 
         Args:
             worker: Worker id.
-            options: The configuration of the worker.
+            spec: The configuration of the worker.
             setup: What `WorkerKind.pack` returned.
 
         Raises:
@@ -363,10 +336,37 @@ class WorkerPool(ABC):
         """Whether the pool can run workers. An unusable pool is closed and replaced when an epoch begins."""
         return True
 
-    def can_start(self, setup: Any) -> bool:  # noqa: ARG002 - optional
-        """Whether `start` can be called on the current thread.
+    def missing(self, setup: Any, seed: int) -> Callable[[], Any] | None:  # noqa: ARG002 - optional
+        """Return what takes from this process what new workers inherit from it; None if the pool has it already.
 
-        For most setups any thread will do; some only work on the consumer's.
+        The function is called on the consumer's thread, which is the one that such state may belong to. What it returns
+        is passed to `inherit`.
+
+        Args:
+            setup: What `WorkerKind.pack` returned.
+            seed: The base seed of the epoch.
+        """
+        return None
+
+    def inherit(self, inherited: Any) -> None:  # noqa: B027 - optional
+        """Let the workers that are started from now on have what `missing` has taken."""
+
+    def reject(self, inherited: Any) -> None:  # noqa: B027 - optional
+        """Release what `missing` has taken, because the pool has been ended meanwhile."""
+
+    def prepare(self, setup: Any, seed: int = 0) -> None:
+        """Let workers inherit the present state of this process, where one thread does everything.
+
+        Args:
+            setup: What `WorkerKind.pack` returned.
+            seed: The base seed of the epoch.
+        """
+        take = self.missing(setup, seed)
+        if take is not None:
+            self.inherit(take())
+
+    def can_start(self, setup: Any) -> bool:  # noqa: ARG002 - optional
+        """Whether a worker can be started although the consumer is away, with what the pool has.
 
         Args:
             setup: What `WorkerKind.pack` returned.
@@ -439,26 +439,30 @@ class WorkerPool(ABC):
         """Take the incomplete last lines of the workers' output, as (stream, text)."""
         return []
 
-    def abandon(self, grace: float = 0.0) -> None:  # noqa: ARG002 - optional
-        """End all workers and ignore their messages, since an interrupt may have left the pool in any state.
-
-        Args:
-            grace: Seconds for which workers may finish their present sample before they are killed.
-        """
-        for handle in list(self.handles.values()):
-            handle.mark_ended(None)
-            handle.kill()
-        self.dispose()
-
     def dispose(self) -> None:  # noqa: B027 - optional
         """Release the resources of the pool itself, after all workers have ended."""
 
 
 class WorkerKind(ABC):
-    """A kind of worker, as configured for one loader."""
+    """A kind of worker, as configured for one loader.
+
+    The class attributes say how the kind differs from others. Code outside this package asks for them, not for names of
+    kinds.
+
+    Args:
+        spec: The configuration of the workers.
+    """
 
     in_process: ClassVar[bool] = True
-    """Whether the workers are threads of this process."""
+    """Whether the workers are threads of this process, and so share its objects, such as the dataset."""
+    local_processes: ClassVar[bool] = False
+    """Whether each worker is a process that this process starts on this machine, by a start method of
+    `multiprocessing`."""
+    takes_ray_options: ClassVar[bool] = False
+    """Whether `DataLoader(ray=...)` applies."""
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        self.spec = spec
 
     @property
     def connected(self) -> bool:

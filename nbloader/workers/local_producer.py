@@ -21,10 +21,11 @@ from nbloader.events.gauges import FetchProgress
 from nbloader.events.remote_errors import SampleFailure
 from nbloader.events.stack_samples import StackCount
 from nbloader.sampling.shard_plan import ShardPlan
-from nbloader.workers.api import LocalSetup, WorkerOptions, fetch_progress
+from nbloader.workers.api import LocalSetup, fetch_progress
 from nbloader.workers.iterable_fetcher import IterableFetcher
 from nbloader.workers.producer import Producer
 from nbloader.workers.seeding import Seeding
+from nbloader.workers.spec import WorkerSpec
 from nbloader.workers.status import PRODUCING, LocalStatus, WorkerState
 from nbloader.workers.thread_sampler import ThreadSampler
 from nbloader.workers.worker_info import NotebookContext
@@ -48,11 +49,11 @@ class LocalProducer:
 
     Args:
         setup: The dataset and functions, which are used as they are.
-        options: The configuration that workers would receive.
+        spec: The configuration that workers would receive.
         shards: Receives the states of an iterable dataset's iterators; None if the dataset is map-style.
     """
 
-    def __init__(self, setup: LocalSetup, options: WorkerOptions, shards: ShardPlan | None) -> None:
+    def __init__(self, setup: LocalSetup, spec: WorkerSpec, shards: ShardPlan | None) -> None:
         self._context = NotebookContext()
         self._status = LocalStatus(os.getpid(), WorkerState.IDLE)
         self._roots = setup.dataset, setup.collate_fn, setup.on_error
@@ -60,14 +61,14 @@ class LocalProducer:
         self._thread: _Thread | None = None
         self._lines = ThreadSampler(Producer.produce.__code__)
         self._stream: IterableFetcher | None = None
-        if options.iterable is not None and shards is not None:
+        if spec.iterable is not None and shards is not None:
             self._stream = IterableFetcher(
                 lambda: pickled_copy((setup.dataset, setup.worker_init_fn)), setup.dataset, (0, 0),
-                options.iterable, self._status, setup.on_error, context=self._context,
+                spec.iterable, self._status, setup.on_error, context=self._context,
                 report_state=lambda _epoch, *state: shards.advance(*state), seeded=False,
             )  # fmt: skip
         self._producer = Producer(
-            setup.dataset, setup.collate_fn, self._status, batched=options.batched, output=options.output,
+            setup.dataset, setup.collate_fn, self._status, batched=spec.batched, output=spec.output,
             on_error=setup.on_error, worker=NO_WORKER, iterable_fetcher=self._stream,
         )  # fmt: skip
 

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, Protocol
 
 from nbloader._util import rng
 from nbloader._util.import_hooks import when_imported
-from nbloader.transport.bootstrap import WorkerStart
 from nbloader.transport.dataset_payload import Files, load_shared
+from nbloader.workers.bootstrap import WorkerStart
 from nbloader.workers.fetcher import is_async
 from nbloader.workers.reachable import holds_generator
 from nbloader.workers.worker_info import (
@@ -93,7 +93,7 @@ class WorkerParts:
     """The dataset and functions of a worker process, after the call of `worker_init_fn`.
 
     Args:
-        start: The options of the worker.
+        start: Which worker this is.
         source: Where the dataset and functions come from.
 
     Raises:
@@ -104,10 +104,10 @@ class WorkerParts:
         self._source = source
         self.dataset, self.collate_fn, worker_init_fn, self.on_error = source.load()
         when_imported("torch", _set_up_torch)
-        seed = start.seed + start.worker
-        asynchronous = start.streaming is None and is_async(self.dataset)
+        seed = start.spec.seed + start.worker
+        asynchronous = start.spec.iterable is None and is_async(self.dataset)
         self.info = WorkerInfo(
-            start.worker, start.num_workers, seed, self.dataset, rng.TaskGenerators() if asynchronous else None
+            start.worker, start.spec.num_workers, seed, self.dataset, rng.TaskGenerators() if asynchronous else None
         )
         """What `get_worker_info()` returns."""
         ProcessContext().set_worker_info(self.info)
@@ -119,7 +119,7 @@ class WorkerParts:
             worker_init_fn(start.worker)
             self.seeded = rng.was_seeded()
         self.round_robin = self.seeded or (
-            start.streaming is None
+            start.spec.iterable is None
             and holds_generator(self.dataset, self.collate_fn, worker_init_fn, self.on_error, seeded=not asynchronous)
         )
         """Whether the worker draws from generators that are not seeded for each batch."""

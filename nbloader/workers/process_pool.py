@@ -24,9 +24,8 @@ import socket
 import subprocess
 import time
 import weakref
-from _thread import get_ident
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 from nbloader._util import rng
@@ -43,7 +42,6 @@ from nbloader.errors import DatasetTransferError, NbloaderError
 from nbloader.events.failures import EmptyBatch, WorkerFailure
 from nbloader.events.remote_errors import SampleFailure
 from nbloader.shm.segment import SegmentReader, anonymous_file, mapped
-from nbloader.transport.bootstrap import InitMessage, WorkerStart
 from nbloader.transport.channel import MAX_FDS, ROUND_ROBIN, Bytes, Channel, Kind
 from nbloader.transport.child_process import use_outputs
 from nbloader.transport.environment import Environment
@@ -54,7 +52,8 @@ from nbloader.transport.stack_probe import StackPipe
 from nbloader.transport.zygote import CleanZygote, ForkedZygote, Zygote, redirect_streams, reopen_files
 from nbloader.transport.zygote_process import LIFELINE, Run, WorkerFds
 from nbloader.workers import line_sampler, process_worker
-from nbloader.workers.api import LocalSetup, OutputTail, WorkerHandle, WorkerKind, WorkerOptions, WorkerPool
+from nbloader.workers.api import LocalSetup, OutputTail, WorkerHandle, WorkerKind, WorkerPool
+from nbloader.workers.bootstrap import InitMessage, WorkerStart
 from nbloader.workers.fork_safety import threaded_package
 from nbloader.workers.messages import (
     BatchDone,
@@ -73,6 +72,7 @@ from nbloader.workers.messages import (
 from nbloader.workers.parts import Parts
 from nbloader.workers.run_state import RunState, RunStateReader
 from nbloader.workers.seeders import dump_seeders
+from nbloader.workers.spec import WorkerSpec
 from nbloader.workers.status import PRODUCING, SHARED_STATUS_SIZE, SharedStatus, WorkerState
 
 log = logging.getLogger(__name__)
@@ -83,8 +83,6 @@ _TASK, _BATCH = Kind.TASK, Kind.BATCH
 
 STATUS_TIMEOUT = 1.0
 """Seconds to wait for the wait status of a worker whose connection has closed."""
-SAME_START = 0.05
-"""Seconds between the starts of workers within which they get the same environment."""
 MAX_DYING = 4
 """Maximum number of killed processes that may still be exiting when another process is started."""
 
@@ -113,18 +111,16 @@ class ForkSetup:
         return self.parts.holds(*parts)
 
 
-@dataclass(slots=True)
 class ProcessKind(WorkerKind):
     """Worker processes."""
 
-    options: WorkerOptions
-    forks: bool = field(init=False)
-    """Whether workers are forked from this process. It becomes False once forked workers have hung."""
     in_process: ClassVar[bool] = False
+    local_processes: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        """Fork, if that is how workers start."""
-        self.forks = self.options.start_method == "fork"
+    def __init__(self, spec: WorkerSpec) -> None:
+        super().__init__(spec)
+        self.forks = spec.start_method == "fork"
+        """Whether workers are forked from this process. It becomes False once forked workers have hung."""
 
     def pack(self, dataset: Any, collate_fn: Any, worker_init_fn: Any, on_error: Any) -> ProcessSetup | ForkSetup:
         """Pickle the dataset and functions, unless workers are forked from this process.
@@ -133,7 +129,7 @@ class ProcessKind(WorkerKind):
             DatasetTransferError: The dataset or a function cannot be pickled, and workers must not be forked.
         """
         parts = LocalSetup(dataset, collate_fn, worker_init_fn, on_error)
-        if self.forks and self.options.may_heal and (package := threaded_package(*parts)):
+        if self.forks and self.spec.may_heal and (package := threaded_package(*parts)):
             with contextlib.suppress(DatasetTransferError):  # it is forked nevertheless
                 setup = ProcessSetup(*parts)
                 self.forks = False
@@ -155,7 +151,7 @@ class ProcessKind(WorkerKind):
 
     def clean(self, setup: Any) -> ProcessSetup | None:
         """See `WorkerKind`."""
-        return ProcessSetup(*setup.parts) if isinstance(setup, ForkSetup) and self.options.may_heal else None
+        return ProcessSetup(*setup.parts) if isinstance(setup, ForkSetup) and self.spec.may_heal else None
 
     def stop_inheriting(self) -> None:
         """See `WorkerKind`."""
@@ -163,7 +159,7 @@ class ProcessKind(WorkerKind):
 
     def create_pool(self) -> ProcessPool:
         """See `WorkerKind`."""
-        return ProcessPool(self.options.start_method)
+        return ProcessPool(self.spec.start_method)
 
 
 # ---- one worker ---------------------------------------------------------------------------------------------------
@@ -226,6 +222,8 @@ class ProcessHandle(WorkerHandle):
         fds: The list that owns these descriptors, apart from the socket.
     """
 
+    in_process: ClassVar[bool] = False
+    takes_signals: ClassVar[bool] = True
     status: SharedStatus
 
     def __init__(self, worker: int, descriptors: Descriptors, fds: list[int]) -> None:
@@ -342,22 +340,20 @@ class ProcessPool(WorkerPool):
 
     Args:
         start_method: "forkserver", "spawn" or "fork".
-        environment: Returns the environment that workers take over from the notebook's process when they start.
     """
 
-    def __init__(self, start_method: str, environment: Callable[[], Environment] = Environment.of_this_process) -> None:
+    def __init__(self, start_method: str) -> None:
         self._start_method = start_method
-        self._find_environment = environment
         self._selector = selectors.DefaultSelector()
         self._unreported: list[WorkerMessage] = []  # messages that the next poll reports first
         self._handles: dict[int, ProcessHandle] = {}
         self._handed: list[int] = []
         """Descriptors of a worker that is being started, to be closed here as soon as the worker has them."""
         self._zygote: Zygote | None = None
+        self._environment: Environment | None = None
+        """What the workers of a clean zygote are given."""
         self._stale = False
-        """Whether the next worker must be forked from a new zygote."""
-        self._started_with: Environment | None = None
-        self._started_at = 0.0  # when it was read, monotonic
+        """Whether workers must inherit the present state of this process."""
         _pools.add(self)
 
     @property
@@ -369,7 +365,7 @@ class ProcessPool(WorkerPool):
         """See `WorkerPool` (epoll and kqueue can be nested)."""
         return self._selector.fileno()
 
-    def start(self, worker: int, options: WorkerOptions, setup: ProcessSetup | ForkSetup) -> ProcessHandle:
+    def start(self, worker: int, spec: WorkerSpec, setup: ProcessSetup | ForkSetup) -> ProcessHandle:
         """See `WorkerPool`.
 
         Raises:
@@ -377,15 +373,10 @@ class ProcessPool(WorkerPool):
         """
         self._await_dying()
         forked = isinstance(setup, ForkSetup)
-        start = WorkerStart(
-            worker=worker, num_workers=options.num_workers, seed=options.seed, batched=options.batched,
-            output=options.output,
-            streaming=options.iterable, concurrency=options.concurrency,
-            seeders=b"" if forked else options.seeders or dump_seeders(),
-        )  # fmt: skip
+        start = WorkerStart(worker, spec if forked or spec.seeders else replace(spec, seeders=dump_seeders()))
         if isinstance(setup, ProcessSetup):
             setup.pickled.files()  # raises here if they do not fit into memory
-        zygote = None if self._start_method == "spawn" else self._zygote_for(setup, options.seed)
+        zygote = None if self._start_method == "spawn" else self._zygote_for(setup)
         ours: list[int] = []
         handle: ProcessHandle | None = None
         theirs: Descriptors | None = None
@@ -404,9 +395,9 @@ class ProcessPool(WorkerPool):
                     zygote.fork(body, self._handed[-1], fds)
                 except BrokenPipeError:  # it is being killed: its connection closes before it has ended
                     zygote.close()
-                    if not self.can_start(setup):
+                    if forked:
                         raise
-                    handle.zygote = zygote = self._zygote_for(setup, options.seed)
+                    handle.zygote = zygote = self._zygote_for(setup)
                     zygote.fork(body, self._handed[-1], fds)
             self._register(handle)
             uid = handle.uid
@@ -428,27 +419,26 @@ class ProcessPool(WorkerPool):
             close_all(self._handed)
         return handle
 
-    def _zygote_for(self, setup: ProcessSetup | ForkSetup, seed: int) -> Zygote:
+    def _zygote_for(self, setup: ProcessSetup | ForkSetup) -> Zygote:
         """Return the process that a worker with this setup is forked from.
 
         Raises:
-            OSError: It cannot be started.
+            OSError: It has ended, or cannot be started.
         """
-        present, forks = self._zygote, isinstance(setup, ForkSetup)
-        if present is not None:
-            if isinstance(present, ForkedZygote) == forks and present.alive and not (forks and self._stale):
-                return present
-            self._zygote = None
-            self._close_unused(present)
+        present = self._zygote
         if isinstance(setup, ForkSetup):
-            process_cache.share()  # a cache that is created after the fork would not be shared
-            self._zygote = forked = ForkedZygote()
-            self._stale = False
-            forked.start(_forked_worker(setup.parts), functools.partial(rng.seed_everything, seed))
-        else:
-            self._zygote = clean = CleanZygote()
+            if not isinstance(present, ForkedZygote):
+                raise BrokenPipeError("there is no process that workers are forked from")
+            return present
+        if not isinstance(present, CleanZygote) or not present.alive:
+            self._use_zygote(clean := CleanZygote())
             clean.start()
-        return self._zygote
+            return clean
+        return present
+
+    def _use_zygote(self, zygote: Zygote) -> None:
+        before, self._zygote = self._zygote, zygote
+        self._close_unused(before)
 
     def _close_unused(self, zygote: Zygote | None) -> None:
         """End a zygote that is to fork no more workers, once the last of its workers has ended."""
@@ -477,10 +467,31 @@ class ProcessPool(WorkerPool):
             handle.child.kill()
             handle.child.wait()
 
-    def can_start(self, setup: ProcessSetup | ForkSetup) -> bool:
+    def missing(self, setup: ProcessSetup | ForkSetup, seed: int) -> Callable[[], Any] | None:
         """See `WorkerPool`. This process is forked on the consumer's thread only."""
-        if not isinstance(setup, ForkSetup) or get_ident() == self.consumer:
-            return True
+        if not self._stale and self.can_start(setup):
+            return None
+        if isinstance(setup, ForkSetup):
+            return functools.partial(_fork, setup.parts, seed)
+        return Environment.of_this_process
+
+    def inherit(self, inherited: ForkedZygote | Environment) -> None:
+        """See `WorkerPool`."""
+        self._stale = False
+        if isinstance(inherited, Environment):
+            self._environment = inherited
+        else:
+            self._use_zygote(inherited)
+
+    def reject(self, inherited: ForkedZygote | Environment) -> None:
+        """See `WorkerPool`."""
+        if isinstance(inherited, ForkedZygote):
+            inherited.close()
+
+    def can_start(self, setup: ProcessSetup | ForkSetup) -> bool:
+        """See `WorkerPool`."""
+        if not isinstance(setup, ForkSetup):
+            return self._environment is not None
         return isinstance(self._zygote, ForkedZygote) and self._zygote.alive and not self._stale
 
     def renew(self) -> None:
@@ -491,25 +502,16 @@ class ProcessPool(WorkerPool):
         pickled = setup.pickled
         files = pickled.files()
         inherited, handed = InheritedState.of_this_process(pickled.spawning)
-        environment = self._environment_at_start()
+        if self._environment is None:
+            raise RuntimeError("a clean worker was started before the environment was read")
         message = InitMessage(
-            start=start, environment=environment, inherited=inherited, files=files._replace(fds=()),
+            start=start, environment=self._environment, inherited=inherited, files=files._replace(fds=()),
             payload=pickled.data,
         )  # fmt: skip
         for first in range(0, len(handed), MAX_FDS):  # before INIT, which may be too large to be sent at once
             self._send(handle, (Kind.HANDED, b""), fds=tuple(handed[first : first + MAX_FDS]))
         fds = (theirs.status, theirs.stack, *files.fds)
         self._send(handle, (Kind.INIT, pickle.dumps(message, 5)), fds=fds)
-
-    def _environment_at_start(self) -> Environment:
-        """Return the environment for a worker that is started. Reading it takes as long as starting a worker.
-
-        Workers that are started within `SAME_START` of each other get the same one.
-        """
-        now = time.monotonic()
-        if self._started_with is None or now - self._started_at > SAME_START:
-            self._started_with, self._started_at = self._find_environment(), now
-        return self._started_with
 
     def _await_dying(self) -> None:
         """Wait until at most `MAX_DYING` killed processes are still exiting: each of them has open descriptors.
@@ -833,40 +835,6 @@ class ProcessPool(WorkerPool):
                 zygote.close()
         return messages
 
-    def abandon(self, grace: float = 0.0) -> None:
-        """See `WorkerPool`. After an interrupt, the next read may begin in the middle of a frame."""
-        try:
-            self._let_hang_up(grace)
-        finally:
-            self._kill_all()
-
-    def _let_hang_up(self, grace: float) -> None:
-        """Wait until all workers have left their present sample and closed their connections. Reads nothing."""
-        connected: set[int] = set()
-        poll = select.poll()
-        for handle in self._handles.values():
-            if not (handle.gone or handle.killed):
-                handle.leave()
-                poll.register(handle.channel, 0)  # without events: reports only that the other end is closed
-                connected.add(handle.channel.fileno())
-        deadline = time.monotonic() + grace
-        while connected and (left := deadline - time.monotonic()) > 0:
-            for fd, _events in poll.poll(1000 * left):
-                poll.unregister(fd)
-                connected.discard(fd)
-
-    def _kill_all(self) -> None:
-        for zygote in self._zygotes():
-            zygote.close()
-        for handle in self._handles.values():
-            handle.kill()
-            if handle.child is not None:
-                handle.child.wait()
-            handle.mark_ended(None if handle.child is None else handle.child.returncode)
-            handle.close()
-        self._handles.clear()
-        self.dispose()
-
     def dispose(self) -> None:
         """See `WorkerPool`."""
         close_all(self._handed)  # not empty only after an interrupt
@@ -913,6 +881,23 @@ def _report_output(handle: ProcessHandle, fd: int, end: int, messages: list[Work
     if output.name == "stderr":
         handle.stderr.keep(text)
     messages.append(OutputText(handle.uid, output.name, text))
+
+
+def _fork(parts: LocalSetup, seed: int) -> ForkedZygote:
+    """Fork this process, on the calling thread. Returns the process that workers are forked from.
+
+    Raises:
+        OSError: There is not enough memory, or there are too many processes or open files.
+        ZygoteHungError: See `ForkedZygote`.
+    """
+    process_cache.share()  # a cache that is created after the fork would not be shared
+    zygote = ForkedZygote()
+    try:
+        zygote.start(_forked_worker(parts), functools.partial(rng.seed_everything, seed))
+    except BaseException:  # includes interrupts
+        zygote.close()
+        raise
+    return zygote
 
 
 def _forked_worker(parts: LocalSetup) -> Run:

@@ -36,9 +36,9 @@ from nbloader.events.failures import EmptyBatch
 from nbloader.events.remote_errors import describe
 from nbloader.shm.segment import NO_SEGMENT, SegmentWriter
 from nbloader.transport import stack_probe
-from nbloader.transport.bootstrap import InitMessage, WorkerStart
 from nbloader.transport.channel import ROUND_ROBIN, Bytes, Channel, Kind
 from nbloader.transport.mp_objects import run_finalizers
+from nbloader.workers.bootstrap import InitMessage, WorkerStart
 from nbloader.workers.fetcher import is_async
 from nbloader.workers.line_sampler import LineSampler
 from nbloader.workers.parts import InheritedParts, Parts, PartsSource, PickledParts, WorkerParts
@@ -93,7 +93,7 @@ def main_forked(fd: int, status: int, stack: int, start: WorkerStart, parts: Par
         fd: Descriptor of the connected socket.
         status: Descriptor of the file for the worker's `SharedStatus`.
         stack: Descriptor of the pipe for the worker's stack.
-        start: The options of the worker.
+        start: Which worker this is.
         parts: The dataset and functions themselves.
     """
     pickle_by_name()
@@ -177,16 +177,16 @@ def _initialize(channel: Channel, assets: Assets) -> WorkerLoop | ConcurrentWork
         return None
     forget_use()
     try:
-        load_seeders(start.seeders)
+        load_seeders(start.spec.seeders)
         parts = WorkerParts(start, assets.source())
     except Exception as error:  # noqa: BLE001 - whatever the user's code raises goes to the notebook
         channel.send(Kind.INIT_ERROR, pickle.dumps(describe(error)))
         return None
     channel.send(Kind.READY, ROUND_ROBIN if parts.round_robin else b"")
     worker_loop = WorkerLoop(channel, start, parts, status, lines, assets.frames)
-    if start.streaming is None and is_async(parts.dataset):
+    if start.spec.iterable is None and is_async(parts.dataset):
         status.begun = -1
-        return ConcurrentWorkerLoop(worker_loop, status, start.concurrency)
+        return ConcurrentWorkerLoop(worker_loop, status, start.spec.concurrency)
     return worker_loop
 
 
@@ -226,7 +226,7 @@ class WorkerLoop:
 
     Args:
         channel: The connection to the notebook's process.
-        start: The options of the worker.
+        start: Which worker this is.
         parts: The dataset and functions.
         status: Where the worker publishes what it is doing.
         lines: Samples what this process executes, on request.
@@ -244,7 +244,8 @@ class WorkerLoop:
     ) -> None:
         self._channel = channel
         self._lines = lines
-        self._batched = start.batched
+        spec = start.spec
+        self._batched = spec.batched
         self._status = status
         self._parts = parts
         dataset, collate_fn, on_error = parts.dataset, parts.collate_fn, parts.on_error
@@ -254,24 +255,24 @@ class WorkerLoop:
         """Fetches the samples of an asynchronous dataset; None for other datasets."""
         self._draws: DrawWatch | None = None
         """Looks whether batches draw from generators of the dataset; None if there are none."""
-        several = start.num_workers > 1
-        if several and start.streaming is None and parts.round_robin:
+        several = spec.num_workers > 1
+        if several and spec.iterable is None and parts.round_robin:
             from nbloader.workers.fault_signs import DrawWatch  # not imported by other workers
 
             self._draws = DrawWatch(dataset, start.worker, self._report_sign)
-        if start.streaming is not None:
+        if spec.iterable is not None:
             from nbloader.workers.fault_signs import ShardWatch  # not imported by other workers
             from nbloader.workers.iterable_fetcher import IterableFetcher
 
             self._iterable_fetcher = IterableFetcher(
-                parts.copy_dataset, dataset, (start.worker, start.num_workers), start.streaming, status, on_error,
+                parts.copy_dataset, dataset, (start.worker, spec.num_workers), spec.iterable, status, on_error,
                 context=ProcessContext(), report_state=self._report_state, seeded=parts.seeded,
                 watch=ShardWatch(self._report_sign) if several else None,
             )  # fmt: skip
         self._producer = Producer(
-            dataset, collate_fn, status, batched=start.batched, output=start.output, on_error=on_error,
+            dataset, collate_fn, status, batched=spec.batched, output=spec.output, on_error=on_error,
             worker=start.worker, iterable_fetcher=self._iterable_fetcher,
-            store=SegmentStore(start.output, self._segments), cpu_clock=_cpu_clock,
+            store=SegmentStore(spec.output, self._segments), cpu_clock=_cpu_clock,
         )  # fmt: skip
         self._seed: Seed = keep_state
         if not parts.seeded:

@@ -22,7 +22,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from nbloader._util.signals import raised_by_handler
@@ -32,7 +31,7 @@ from nbloader.errors import DatasetTransferError
 from nbloader.events.remote_errors import describe, user_traceback
 from nbloader.events.stack_samples import StackCount
 from nbloader.transport import stack_probe
-from nbloader.workers.api import LocalSetup, WorkerHandle, WorkerKind, WorkerOptions, WorkerPool
+from nbloader.workers.api import LocalSetup, WorkerHandle, WorkerKind, WorkerPool
 from nbloader.workers.fetcher import is_async, shallow_copy
 from nbloader.workers.iterable_fetcher import IterableFetcher
 from nbloader.workers.message_queue import MessageQueue
@@ -50,6 +49,7 @@ from nbloader.workers.messages import (
 from nbloader.workers.producer import Producer
 from nbloader.workers.reachable import holds_generator
 from nbloader.workers.seeding import Seeding, private
+from nbloader.workers.spec import WorkerSpec
 from nbloader.workers.status import LocalStatus, WorkerAbandonedError, WorkerState
 from nbloader.workers.thread_context import ThreadContext
 from nbloader.workers.thread_sampler import ThreadSampler
@@ -69,11 +69,8 @@ JOIN_TIMEOUT = 1.0
 """Seconds to wait for a thread to finish after it has reported its end and has nothing left to do."""
 
 
-@dataclass(frozen=True, slots=True)
 class ThreadKind(WorkerKind):
     """Worker threads."""
-
-    options: WorkerOptions
 
     def pack(self, dataset: Any, collate_fn: Any, worker_init_fn: Any, on_error: Any) -> LocalSetup:
         """See `WorkerKind`.
@@ -81,7 +78,7 @@ class ThreadKind(WorkerKind):
         Raises:
             DatasetTransferError: Each thread needs a copy of the dataset, and the dataset cannot be copied.
         """
-        if self.options.iterable is not None and not self.options.iterable.alone:
+        if self.spec.iterable is not None and not self.spec.iterable.alone:
             try:
                 copy.copy(dataset)
             except Exception as error:  # copying runs the user's code, which may raise anything
@@ -228,15 +225,15 @@ class ThreadPool(WorkerPool):
         """See `WorkerPool`."""
         return self._messages.fileno()
 
-    def start(self, worker: int, options: WorkerOptions, setup: LocalSetup) -> ThreadHandle:
+    def start(self, worker: int, spec: WorkerSpec, setup: LocalSetup) -> ThreadHandle:
         """See `WorkerPool`.
 
         Raises:
             OSError: No thread can be started.
         """
-        concurrent = options.iterable is None and is_async(setup.dataset)
+        concurrent = spec.iterable is None and is_async(setup.dataset)
         handle = ThreadHandle(worker, self._messages, LoopInbox() if concurrent else queue.SimpleQueue())
-        thread_worker = ThreadWorker(handle, options, setup, self._messages)
+        thread_worker = ThreadWorker(handle, spec, setup, self._messages)
         handle.thread = threading.Thread(target=thread_worker.run, name=f"nbloader-worker-{worker}", daemon=True)
         self._handles[handle.uid] = handle
         self._messages.put(WorkerLaunched(handle.uid))
@@ -308,11 +305,6 @@ class ThreadPool(WorkerPool):
                 handle.thread.join(JOIN_TIMEOUT)
         return messages
 
-    def abandon(self, grace: float = 0.0) -> None:
-        """See `WorkerPool`."""
-        super().abandon(grace)
-        self._handles.clear()
-
     def dispose(self) -> None:
         """See `WorkerPool`."""
         self._messages.close()
@@ -323,7 +315,7 @@ class ThreadWorker:
 
     Args:
         handle: The handle of the worker.
-        options: The configuration of the worker.
+        spec: The configuration of the worker.
         setup: The dataset and functions.
         messages: The queue to which the worker reports.
     """
@@ -331,12 +323,12 @@ class ThreadWorker:
     def __init__(
         self,
         handle: ThreadHandle,
-        options: WorkerOptions,
+        spec: WorkerSpec,
         setup: LocalSetup,
         messages: MessageQueue,
     ) -> None:
         self._handle = handle
-        self._options = options
+        self._spec = spec
         self._shared = setup
         self._setup = setup
         self._messages = messages
@@ -349,12 +341,12 @@ class ThreadWorker:
 
         As in a process, `sys.exit()` or an exception that is not derived from `Exception` ends the worker.
         """
-        handle, options = self._handle, self._options
+        handle, spec = self._handle, self._spec
         code = 0
         try:
             self._setup = self._own_setup()
-            with ThreadContext(self._info(options.seed), by_task=isinstance(handle.tasks, LoopInbox)) as context:
-                if self._initialize(context, options.seed):
+            with ThreadContext(self._info(spec.seed), by_task=isinstance(handle.tasks, LoopInbox)) as context:
+                if self._initialize(context, spec.seed):
                     self._messages.put(WorkerInitialized(handle.uid, round_robin=self._needs_round_robin()))
                     if isinstance(handle.tasks, LoopInbox):
                         self._run_event_loop(context, handle.tasks)
@@ -376,11 +368,11 @@ class ThreadWorker:
         asynchronous dataset because what its samples store on it, such as the session of an HTTP client, belongs to the
         event loop of one thread.
         """
-        shared, options = self._shared, self._options
-        if options.iterable is not None and not options.iterable.alone:
+        shared, spec = self._shared, self._spec
+        if spec.iterable is not None and not spec.iterable.alone:
             shared = shared._replace(dataset=copy.copy(shared.dataset))
         if isinstance(self._handle.tasks, LoopInbox):
-            return shared._replace(dataset=shallow_copy(shared.dataset)) if options.num_workers > 1 else shared
+            return shared._replace(dataset=shallow_copy(shared.dataset)) if spec.num_workers > 1 else shared
         own = private(shared)
         self._shares_objects = own is None
         return shared if own is None else own
@@ -398,7 +390,7 @@ class ThreadWorker:
 
     def _info(self, base_seed: int) -> WorkerInfo:
         worker = self._handle.worker
-        return WorkerInfo(worker, self._options.num_workers, base_seed + worker, self._setup.dataset)
+        return WorkerInfo(worker, self._spec.num_workers, base_seed + worker, self._setup.dataset)
 
     def _initialize(self, context: ThreadContext, base_seed: int) -> bool:
         """Seed the generators and call `worker_init_fn`. Return False if it raised; the error has been reported."""
@@ -416,23 +408,23 @@ class ThreadWorker:
     def _needs_round_robin(self) -> bool:
         """Whether the worker draws from generators that are not seeded for each batch."""
         parts = self._setup
-        return self._options.iterable is None and (
+        return self._spec.iterable is None and (
             holds_generator(*parts, seeded=not self._shares_objects) or (self._shares_objects and bool(Seeding(*parts)))
         )
 
     def _create_producer(self, context: ThreadContext, samples: SampleLoop | None = None) -> Producer:
         """Create the batch producer. Iterable datasets are read from shallow copies, each with its own attributes."""
-        options, setup, uid = self._options, self._setup, self._handle.uid
+        spec, setup, uid = self._spec, self._setup, self._handle.uid
         iterable_fetcher = None
-        if options.iterable is not None:
-            shard = (0, 0) if options.iterable.alone else (self._handle.worker, options.num_workers)
+        if spec.iterable is not None:
+            shard = (0, 0) if spec.iterable.alone else (self._handle.worker, spec.num_workers)
             iterable_fetcher = IterableFetcher(
-                self._copy_dataset, setup.dataset, shard, options.iterable, self._status, setup.on_error,
+                self._copy_dataset, setup.dataset, shard, spec.iterable, self._status, setup.on_error,
                 context=context, report_state=lambda *state: self._messages.put(ShardAdvanced(uid, *state)),
                 seeded=False,
             )  # fmt: skip
         return Producer(
-            setup.dataset, setup.collate_fn, self._status, batched=options.batched, output=options.output,
+            setup.dataset, setup.collate_fn, self._status, batched=spec.batched, output=spec.output,
             on_error=setup.on_error, worker=self._handle.worker, iterable_fetcher=iterable_fetcher, samples=samples,
         )  # fmt: skip
 
@@ -500,14 +492,14 @@ class ConcurrentThreadWorker:
         self._inbox = inbox
         self._handle = worker._handle
         self._tasks: collections.deque[Task] = collections.deque()
-        options = worker._options
+        spec = worker._spec
         self.samples = SampleLoop(
             self,
             worker._setup.dataset,
             worker._setup.on_error,
             worker._status,
-            concurrency=options.concurrency,
-            batched=options.batched,
+            concurrency=spec.concurrency,
+            batched=spec.batched,
             cpu_clock=time.thread_time_ns,
         )
         self._producer = worker._create_producer(context, self.samples)

@@ -68,7 +68,7 @@ class WorkerView:
 
     def _send(self, number: signal.Signals) -> None:
         pid = self.pid
-        if pid and self._handle.kind == "process" and self.is_alive():
+        if pid and self._handle.takes_signals and self.is_alive():
             with contextlib.suppress(ProcessLookupError):  # it has just ended
                 os.kill(pid, number)
 

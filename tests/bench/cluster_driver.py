@@ -134,7 +134,12 @@ class Rows(Numbers):
 
 def measure(nbytes, workers, count):
     cluster = StubCluster(nbytes)
-    registry.register("stub", lambda options: RayKind(dataclasses.replace(options, ray=None), cluster))
+
+    class StubKind(RayKind):
+        def __init__(self, spec):
+            super().__init__(dataclasses.replace(spec, ray=None), cluster)
+
+    registry.register("stub", StubKind)
     dataset = Rows(4 * count, width=nbytes // 4)
     with DataLoader(dataset, 4, num_workers=workers, workers="stub", output="numpy") as loader:
         for epoch in range(2):

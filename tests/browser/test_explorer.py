@@ -226,12 +226,14 @@ def test_a_click_in_the_dashboard_opens_a_sample_and_a_batch_while_a_cell_is_bus
 
 
 PROBLEMS = """
-import nbloader, numpy as np
+import nbloader, numpy as np, threading
 from gallery import Shapes
+drawing = threading.Lock()
 class Faulty(Shapes):
     def __getitem__(self, index):
-        np.random.seed(0)
-        sample = super().__getitem__(30 if index == 90 else index)
+        with drawing:  # threads share the generator
+            np.random.seed(0)
+            sample = super().__getitem__(30 if index == 90 else index)
         if index % 10 == 3:
             import time; time.sleep(0.02)
         return sample | {"night": index % 10 == 3} | ({"wave": sample["wave"] * np.nan} if index == 41 else {})

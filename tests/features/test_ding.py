@@ -117,14 +117,13 @@ def test_a_source_with_an_invalid_result_is_an_error(given, how):
 
 
 def test_a_slow_source_overlaps_with_the_loop(with_workers):
-    """The next call is made during a step of the loop."""
+    """During a step of the loop, the source is called for a later batch."""
     source = Counter(wait=0.001)
     with DataLoader.from_source(source, 2, **with_workers) as loader:
         batches = iter(loader)
-        for _ in range(10):
-            called = source.called
+        for taken in range(1, 11):
             next(batches)
-            wait_for(lambda called=called: source.called > called, "the next call")
+            wait_for(lambda taken=taken: source.called > taken, "the next call")
 
 
 @pytest.mark.parametrize("prefetch", [1, 4])

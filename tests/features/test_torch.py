@@ -593,7 +593,7 @@ def test_round_robin_with_in_order_false_does_not_hand_over_the_batches_behind_a
     with DataLoader(data, in_order=False, dispatch="round_robin", **with_workers) as loader:
         batches = iter(loader)
         others = [(worker.item(), i.item()) for worker, i in (next(batches) for _ in range(8))]
-        assert others == [(1, i) for i in (1, 3, 4, 5, 6, 7, 8, 9)]
+        assert sorted(others) == [(1, i) for i in (1, 3, 4, 5, 6, 7, 8, 9)]
         (tmp_path / "go").touch()
         assert [(worker.item(), i.item()) for worker, i in batches] == [(0, 0), (0, 2)]
 

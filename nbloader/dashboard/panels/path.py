@@ -152,7 +152,7 @@ def _worker(w: WorkerStats, s: Snapshot, *, compact: bool) -> WorkerCell:
 
 
 def _transport(s: Snapshot) -> tuple[Box, ...]:
-    if any(w.kind == "thread" for w in s.workers):  # threads share the memory of the loop
+    if any(w.in_process for w in s.workers):  # they share the memory of the loop
         return ()
     running = s.state in ("running", "paused")
     rate = f"{number(s.mb_per_second)} MB/s" if running else ""

@@ -176,7 +176,7 @@ def _cells(w: WorkerStats, state: str, *, running: bool) -> tuple[_Cell, ...]:
 
 
 def _name(w: WorkerStats) -> str:
-    if w.kind not in ("process", "ray"):
+    if w.in_process:
         return f"{w.worker} · {w.kind}"
     return f"{w.worker} · pid {w.pid}" if w.pid else str(w.worker)
 

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from nbloader._util.format import megabytes
 from nbloader._util.system import process_space
@@ -99,6 +99,7 @@ class RayHandle(WorkerHandle):
         request_stack: Requests the worker's stack from its node.
     """
 
+    in_process: ClassVar[bool] = False
     status: LocalStatus
 
     def __init__(

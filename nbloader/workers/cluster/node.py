@@ -84,8 +84,8 @@ class Node:
         self._lock = threading.Lock()
         self._wakeup = Wakeup()
         self._own_path = list(sys.path)
-        self._environment = Environment.of_this_process()
-        self._pool = ProcessPool("forkserver", environment=lambda: self._environment)
+        self._pool = ProcessPool("forkserver")
+        self._pool.inherit(Environment.of_this_process())
         self._setups: dict[int, ProcessSetup] = {}
         self._handles: dict[int, ProcessHandle] = {}  # by the notebook's uid
         self._uids: dict[int, int] = {}  # the notebook's uid by ours
@@ -142,10 +142,8 @@ class Node:
         theirs, own = command.environment, Environment.of_this_process()
         paths = (self._own_path, theirs.sys_path) if command.own_first else (theirs.sys_path, self._own_path)
         cwd = own.cwd if command.own_first or not Path(theirs.cwd).is_dir() else theirs.cwd
-        self._environment = theirs._replace(
-            sys_path=list(dict.fromkeys([*paths[0], *paths[1]])), cwd=cwd, environ=own.environ
-        )
-        sys.path[:] = self._environment.sys_path  # the zygote gets the actor's paths
+        sys.path[:] = list(dict.fromkeys([*paths[0], *paths[1]]))  # the zygote gets the actor's paths
+        self._pool.inherit(theirs._replace(sys_path=list(sys.path), cwd=cwd, environ=own.environ))
 
     def _load_setup(self, command: LoadSetup, parts: SetupParts | None) -> None:
         if parts is None:
@@ -157,7 +155,7 @@ class Node:
 
     def _start(self, command: StartWorker) -> None:
         try:
-            handle = self._pool.start(command.worker, command.options, self._setups[command.setup])
+            handle = self._pool.start(command.worker, command.spec, self._setups[command.setup])
         except (OSError, MemoryError) as error:
             self._outgoing.append(WorkerGone(command.uid, None, reason=f"could not be started: {error}"))
             return

@@ -7,7 +7,7 @@ import logging
 import pickle
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -17,7 +17,7 @@ from nbloader.batch.task import Task
 from nbloader.errors import DatasetTransferError, NbloaderError, WorkerStartError
 from nbloader.transport.environment import Environment
 from nbloader.transport.process_setup import PicklingFailure, ProcessSetup, pickle_parts
-from nbloader.workers.api import WorkerKind, WorkerOptions, WorkerPool
+from nbloader.workers.api import WorkerKind, WorkerPool
 from nbloader.workers.cluster.incoming import IncomingBatches
 from nbloader.workers.cluster.link import REPORTS, LinkState, NodeLink, RayHandle
 from nbloader.workers.cluster.placement import NodeInfo, NodeLoad, choose, surplus, usable, why_unusable
@@ -46,6 +46,7 @@ from nbloader.workers.messages import (
 )
 from nbloader.workers.ray_options import RayOptions
 from nbloader.workers.seeders import dump_seeders
+from nbloader.workers.spec import WorkerSpec
 
 log = logging.getLogger(__name__)
 
@@ -55,8 +56,6 @@ SUSPECT = 30.0
 """Seconds for which a node is avoided after a link to it was lost: Ray may take this long to notice a dead node."""
 LONG_OPENING = 8.0
 """Seconds after which a notice in the cell says that a node has not started its actor."""
-SAME_START = 1.0
-"""Seconds between the starts of workers within which they get the same environment of the notebook's process."""
 MAX_PLACEMENTS = 5
 """Maximum number of nodes on which the pool tries to start a worker, if they are lost one after another."""
 CLOSE_TIMEOUT = 3.0
@@ -69,26 +68,27 @@ MIN_CREDIT, MAX_CREDIT = 256 << 10, 32 << 20
 """Limits of `NodeLink.credit`, in bytes. The lower one does not apply if `RayOptions.window_bytes` is set."""
 
 
-@dataclass(frozen=True, slots=True)
 class RayKind(WorkerKind):
     """Worker processes on the nodes of a Ray cluster.
+
+    Args:
+        spec: The configuration of the workers.
+        cluster: The connection to the cluster; None for that of this process.
 
     Raises:
         ModuleNotFoundError: Ray is not installed.
     """
 
-    options: WorkerOptions
-    cluster: RayCluster
     in_process: ClassVar[bool] = False
+    takes_ray_options: ClassVar[bool] = True
+
+    def __init__(self, spec: WorkerSpec, cluster: RayCluster | None = None) -> None:
+        super().__init__(spec)
+        self.cluster = RayCluster() if cluster is None else cluster
 
     def keeps_pool(self, setup: Any) -> bool:  # noqa: ARG002
         """See `WorkerKind`. The actors on the nodes run the workers of the next epoch, too."""
         return True
-
-    @classmethod
-    def of(cls, options: WorkerOptions) -> RayKind:
-        """Create the kind for one loader."""
-        return cls(options, RayCluster())
 
     @property
     def connected(self) -> bool:
@@ -96,7 +96,7 @@ class RayKind(WorkerKind):
         return self.cluster.current
 
     def pack(self, dataset: Any, collate_fn: Any, worker_init_fn: Any, on_error: Any) -> ClusterSetup:
-        """See `WorkerKind`. Also connects to the cluster, without holding the engine's lock and before workers start.
+        """See `WorkerKind`. Also connects to the cluster, on the consumer's thread, before workers start.
 
         Raises:
             DatasetTransferError: The dataset or a function cannot be pickled or sent to other machines.
@@ -116,7 +116,7 @@ class RayKind(WorkerKind):
 
     def create_pool(self) -> RayPool:
         """See `WorkerKind`."""
-        return RayPool(self.cluster, self.options.ray or RayOptions())
+        return RayPool(self.cluster, self.spec.ray or RayOptions())
 
 
 class ClusterSetup:
@@ -164,7 +164,7 @@ class _Start:
     """The start of a worker: it waits to be placed on a node, and is kept until the worker has ended."""
 
     handle: RayHandle
-    options: WorkerOptions
+    spec: WorkerSpec
     setup: ClusterSetup
     placements: int = 0
 
@@ -184,8 +184,9 @@ class RayPool(WorkerPool):
         self._handles: dict[int, RayHandle] = {}
         self._messages = MessageQueue()
         self._batches = IncomingBatches()
-        self._environment = Environment.of_this_process()
-        self._environment_read = time.monotonic()
+        self._environment: Environment | None = None
+        self._stale = False
+        """Whether workers must be given the present environment."""
         self._changed = threading.Condition()
         """Guards the attributes below."""
         self._links: list[NodeLink] = []
@@ -215,18 +216,17 @@ class RayPool(WorkerPool):
 
     # ---- from the engine --------------------------------------------------------------------------------------------
 
-    def start(self, worker: int, options: WorkerOptions, setup: ClusterSetup) -> RayHandle:
+    def start(self, worker: int, spec: WorkerSpec, setup: ClusterSetup) -> RayHandle:
         """See `WorkerPool`.
 
         Raises:
             DatasetTransferError: The dataset does not fit into an object store.
         """
         setup.put(self._options)
-        self._update_environment()
         handle = RayHandle(worker, self._batches.reader, self._send, self._request_stack)
         self._handles[handle.uid] = handle
         with self._changed:
-            self._to_start.append(_Start(handle, replace(options, seeders=dump_seeders()), setup))
+            self._to_start.append(_Start(handle, replace(spec, seeders=dump_seeders(), ray=None), setup))
             if self._failure is not None:
                 self._messages.put(PoolFailed(handle.uid, self._failure))
             elif not self._thread.ident:
@@ -256,20 +256,25 @@ class RayPool(WorkerPool):
             self._send(handle, SubmitTasks(uid, dumped))
         return refused
 
-    def _update_environment(self) -> None:
-        """Before a worker starts, send the nodes the environment of this process if it has changed."""
-        now = time.monotonic()
-        if now - self._environment_read > SAME_START:
-            self._environment_read = now
-            before, self._environment = self._environment, Environment.of_this_process()
-            if self._environment != before:
-                with self._changed:
-                    for other in self._links:
-                        other.outbox.append(self._environment_command())
-                    self._changed.notify()
+    def missing(self, setup: ClusterSetup, seed: int) -> Callable[[], Environment] | None:  # noqa: ARG002
+        """See `WorkerPool`: the environment of this process."""
+        return Environment.of_this_process if self._environment is None or self._stale else None
 
-    def _environment_command(self) -> SetEnvironment:
-        return SetEnvironment(self._environment, self._options.runtime_env is not None)
+    def inherit(self, inherited: Environment) -> None:
+        """See `WorkerPool`. If it has changed, the nodes are told."""
+        before, self._environment, self._stale = self._environment, inherited, False
+        if inherited != before:
+            with self._changed:
+                for link in self._links:
+                    link.outbox.append(self._environment_command(inherited))
+                self._changed.notify()
+
+    def renew(self) -> None:
+        """See `WorkerPool`."""
+        self._stale = True
+
+    def _environment_command(self, environment: Environment) -> SetEnvironment:
+        return SetEnvironment(environment, self._options.runtime_env is not None)
 
     def cancel(self, uid: int, epoch: int, jobs: tuple[int, ...] | None) -> None:
         """See `WorkerPool`."""
@@ -354,17 +359,6 @@ class RayPool(WorkerPool):
             messages.append(WorkerGone(uid, None))
         self._handles.clear()
         return messages
-
-    def abandon(self, grace: float = 0.0) -> None:  # noqa: ARG002 - nothing that others wait for
-        """See `WorkerPool`."""
-        with self._changed:
-            self._closing = True
-            self._to_start.clear()
-            for handle in self._handles.values():
-                handle.mark_ended(None)
-            self._handles.clear()
-            self._changed.notify()
-        self.dispose()
 
     def dispose(self) -> None:
         """See `WorkerPool`. The threads end by themselves when the actors have ended."""
@@ -485,7 +479,7 @@ class RayPool(WorkerPool):
             load = choose(self._loads(nodes), self._options)
         if load is None:
             limit = self._options.workers_per_node
-            workers = f"num_workers={start.options.num_workers}"
+            workers = f"num_workers={start.spec.num_workers}"
             text = f"{workers} is more than {len(nodes)} nodes can run with workers_per_node={limit}"
             self._messages.put(PoolFailed(start.handle.uid, WorkerStartError(text)))
             return
@@ -500,7 +494,7 @@ class RayPool(WorkerPool):
             start.handle.link = link
             link.handles[start.handle.uid] = start.handle
             self._starts[start.handle.uid] = start
-            link.outbox.append(StartWorker(start.handle.uid, start.handle.worker, start.options, start.setup.version))
+            link.outbox.append(StartWorker(start.handle.uid, start.handle.worker, start.spec, start.setup.version))
         if not link.thread.ident:  # only now, since a failure is reported under the uid of a worker
             link.thread.start()
         elif link.state is not LinkState.OPENING:
@@ -513,7 +507,8 @@ class RayPool(WorkerPool):
         connection = self._cluster.create_connection(node, self._options)
         link = NodeLink(node, connection, self._batches, self._messages.put, self._on_change, check_versions)
         link.credit = self._credit
-        link.outbox.append(self._environment_command())
+        if self._environment is not None:
+            link.outbox.append(self._environment_command(self._environment))
         with self._changed:
             self._links.append(link)
         return link

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 from nbloader.events.remote_errors import SampleFailure
 from nbloader.transport.environment import Environment
-from nbloader.workers.api import WorkerOptions
 from nbloader.workers.messages import WorkerMessage
+from nbloader.workers.spec import WorkerSpec
 
 # ---- commands: from the notebook to a node -------------------------------------------------------------------------
 
@@ -39,7 +39,7 @@ class StartWorker(NamedTuple):
 
     uid: int
     worker: int
-    options: WorkerOptions
+    spec: WorkerSpec
     setup: int
     """The version of the dataset and functions."""
 

@@ -226,7 +226,7 @@ def rescue(function: Callable[[Any], Any]) -> str:
             subscription.close()
             loader.close()
             loop.join(PATIENCE)
-            dataset.folder.cleanup()
+            dataset.remove_files()
     if not ended:
         raise Hint("no worker was restarted: the loop still waits.")
     if hanging not in ended:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import collections
 import random
+import shutil
 import tempfile
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -47,8 +49,9 @@ class Hangs:
 
     def __init__(self, length: int, worker: int) -> None:
         self.length, self.worker = length, worker
-        self.folder = tempfile.TemporaryDirectory()
-        self.hung = Path(self.folder.name) / "hung"
+        folder = tempfile.mkdtemp()
+        self.hung = Path(folder) / "hung"
+        self.remove_files = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"length": self.length, "worker": self.worker, "hung": self.hung}
