@@ -33,7 +33,7 @@ from nbloader.batch.task import ALONE_AFTER
 from nbloader.events import BatchRecord
 from nbloader.report.trace import Trace
 from nbloader.scheduler.dispatcher import MAX_DEATHS
-from nbloader.scheduler.prefetch import Window
+from nbloader.scheduler.prefetch import Load, Window
 from nbloader.workers import sample_loop
 from nbloader.workers.fetcher import is_async
 
@@ -523,21 +523,21 @@ def test_the_example_of_the_guide_fetches_pages_from_a_web_server(capsys):
 
 
 def test_the_window_holds_the_batches_in_flight_and_some_more():
-    window = Window(2, concurrency=500)
-    assert window.size == 4
+    window = Window(Load(num_workers=2, concurrency=500))
+    assert window.plan.size == 4
     window.expect(10)
-    assert (window.size, window.depth(0)) == (2 * (50 + 13), 63)
+    assert (window.plan.size, window.depth(0)) == (2 * (50 + 13), 63)
     assert window.depth(1) == 4 * 51
-    assert window.room(window.size, 0) == 0
-    assert window.room(10 * window.size, 10 * window.size - 1) > 0
+    assert window.room(window.plan.size, 0) == 0
+    assert window.room(10 * window.plan.size, 10 * window.plan.size - 1) > 0
     window.expect(1000)
-    assert window.size < 2 * 63
-    one = Window(1, prefetch_factor=0, concurrency=64)
+    assert window.plan.size < 2 * 63
+    one = Window(Load(num_workers=1, prefetch_factor=0, concurrency=64))
     assert one.prefetches
     one.expect(32)
-    assert one.size == 3
-    total = Window(1, prefetch=5, concurrency=64)
-    assert total.size == 5
+    assert one.plan.size == 3
+    total = Window(Load(num_workers=1, prefetch=5, concurrency=64))
+    assert total.plan.size == 5
     assert total.room(5, 4) == 0
 
 
@@ -576,7 +576,7 @@ class SimulatedWorkers:
 @pytest.mark.parametrize("round_robin", [False, True])
 @pytest.mark.parametrize(("concurrency", "size", "least"), [(100, 16, 0.9), (64, 32, 0.7)])
 def test_samples_stay_in_flight_although_some_take_longer(concurrency, size, least, round_robin):
-    policy = Window(2, prefetch_factor=2, concurrency=concurrency)
+    policy = Window(Load(num_workers=2, prefetch_factor=2, concurrency=concurrency))
     policy.expect(size)
     dispatcher = Played(policy, round_robin=round_robin)
     dispatcher.slots = 2
@@ -602,7 +602,7 @@ def test_samples_stay_in_flight_although_some_take_longer(concurrency, size, lea
 
 
 def test_of_several_jobs_in_flight_none_is_poisoned_before_it_is_alone():
-    dispatcher = Played(Window(1, prefetch_factor=3, concurrency=8))
+    dispatcher = Played(Window(Load(num_workers=1, prefetch_factor=3, concurrency=8)))
     dispatcher.open_iteration(0)
     tasks = [dispatcher.add(0, [i], 0) for i in range(3)]
     for worker in range(MAX_DEATHS + 1):
@@ -617,7 +617,7 @@ def test_of_several_jobs_in_flight_none_is_poisoned_before_it_is_alone():
 
 
 def test_all_jobs_of_a_closed_iteration_are_cancelled():
-    dispatcher = Played(Window(1, prefetch_factor=3, concurrency=8), cancels_begun=True)
+    dispatcher = Played(Window(Load(num_workers=1, prefetch_factor=3, concurrency=8)), cancels_begun=True)
     dispatcher.worker_ready(0)
     dispatcher.open_iteration(0)
     for i in range(3):

@@ -42,7 +42,7 @@ class Played(Dispatcher[object]):
     def refill_size(self, epoch):
         """How many batches the consumer requests."""
         state = self.iterations[epoch]
-        return self.policy.room(state.outstanding, state.reorder.reordering)
+        return self.window.room(state.outstanding, state.reorder.reordering)
 
     def outstanding(self, epoch):
         return self.iterations[epoch].outstanding

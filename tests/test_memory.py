@@ -13,7 +13,7 @@ from test_dispatcher import Played
 from nbloader import DataLoader
 from nbloader._util.system import V2, Cgroup
 from nbloader.engine.memory import CHECK_EVERY, FIRST_CHECK, MemoryWatch
-from nbloader.scheduler.prefetch import Window
+from nbloader.scheduler.prefetch import Load, Window
 
 MB = 1 << 20
 GB = 1 << 30
@@ -56,21 +56,21 @@ def test_where_the_system_does_not_tell_there_is_no_limit():
 
 @pytest.mark.unit
 def test_the_window_shrinks_to_what_is_affordable_and_grows_again():
-    window = Window(4, adaptive=True)
+    window = Window(Load(num_workers=4, adaptive=True))
     window.observe(GB, 10**9)
     assert window.limit(3)
-    assert (window.size, window.depth(0), window.room(3, blocked=2)) == (3, 1, 0)
+    assert (window.plan.size, window.depth(0), window.room(3, blocked=2)) == (3, 1, 0)
     assert not window.limit(3)  # not lower than before
     assert window.limit(0)
-    assert window.size == 1
+    assert window.plan.size == 1
     assert not window.limit(8)
-    assert (window.size, window.depth(0)) == (8, 2)
+    assert (window.plan.size, window.depth(0)) == (8, 2)
     assert not window.limit(None)
 
 
 @pytest.mark.unit
 def test_what_was_requested_and_not_sent_waits_for_memory_except_for_the_next_batch():
-    window = Window(3)
+    window = Window(Load(num_workers=3))
     dispatcher = Played(window)
     dispatcher.slots = 3
     for worker in range(3):

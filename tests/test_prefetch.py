@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbloader.sampling.samplers import may_learn
-from nbloader.scheduler.prefetch import BLOCKED_TIMES, MAX_DEPTH, MIN_DEPTH, WINDOW_BYTES, Window
+from nbloader.scheduler.prefetch import BLOCKED_TIMES, MAX_DEPTH, MIN_DEPTH, WINDOW_BYTES, Load, Window
 
 pytestmark = pytest.mark.unit
 
@@ -15,25 +15,25 @@ MS = 1_000_000
 
 
 def adaptive(workers=2, nbytes=1000, produce_ns=MS // 50):
-    window = Window(workers, adaptive=True)
+    window = Window(Load(num_workers=workers, adaptive=True))
     window.observe(nbytes, produce_ns)
     return window
 
 
 @given(workers=st.integers(1, 64), factor=st.integers(0, 9), total=st.none() | st.integers(0, 99))
 def test_a_given_window_is_shared_by_the_workers_and_a_total_is_never_exceeded(workers, factor, total):
-    window = Window(workers, prefetch_factor=factor, prefetch=total, strict=total is None)
+    window = Window(Load(num_workers=workers, prefetch_factor=factor, prefetch=total, strict=total is None))
     window.observe(1000, MS)
-    assert window.size == (factor * workers if total is None else total)
-    assert window.prefetches == (window.size > 0)
+    assert window.plan.size == (factor * workers if total is None else total)
+    assert window.prefetches == (window.plan.size > 0)
     assert window.depth(0) == window.depth(9) >= 1
-    assert window.depth(0) * workers >= window.size
-    assert window.room(0, 0) == max(1, window.size)
-    assert all(window.room(max(1, window.size), blocked) == 0 for blocked in (0, 1, window.size))
+    assert window.depth(0) * workers >= window.plan.size
+    assert window.room(0, 0) == max(1, window.plan.size)
+    assert all(window.room(max(1, window.plan.size), blocked) == 0 for blocked in (0, 1, window.plan.size))
     window.resize(1)
-    assert window.size == (factor if total is None else total)
+    assert window.plan.size == (factor if total is None else total)
     window.set_size(3)
-    assert window.size == window.depth(0) == 3
+    assert window.plan.size == window.depth(0) == 3
 
 
 @pytest.mark.parametrize(
@@ -50,10 +50,10 @@ def test_a_given_window_is_shared_by_the_workers_and_a_total_is_never_exceeded(w
 )
 def test_a_worker_holds_what_takes_2_ms(nbytes, produce_ns, depth):
     window = adaptive(2, nbytes, produce_ns)
-    assert (window.size, window.depth(0)) == (2 * depth, depth)
-    given_by_user = Window(2)
+    assert (window.plan.size, window.depth(0)) == (2 * depth, depth)
+    given_by_user = Window(Load(num_workers=2))
     given_by_user.observe(nbytes, produce_ns)
-    assert given_by_user.size == 2 * MIN_DEPTH
+    assert given_by_user.plan.size == 2 * MIN_DEPTH
 
 
 @given(
@@ -66,32 +66,32 @@ def test_blocked_batches_do_not_count_up_to_a_credit_of_batches_and_bytes(
     window = adaptive(workers, nbytes, produce_ns)
     blocked = data.draw(st.integers(0, outstanding - 1))
     after = outstanding + window.room(outstanding, blocked)
-    assert after == outstanding or after <= window.size + blocked
-    beyond = after - window.size
+    assert after == outstanding or after <= window.plan.size + blocked
+    beyond = after - window.plan.size
     if after > outstanding and beyond > 0:
-        assert beyond <= BLOCKED_TIMES * window.size
+        assert beyond <= BLOCKED_TIMES * window.plan.size
         assert beyond * nbytes <= WINDOW_BYTES
     assert MIN_DEPTH <= window.depth(blocked) <= MAX_DEPTH
     assert (window.depth(0) - MIN_DEPTH) * workers * nbytes <= WINDOW_BYTES
 
 
 def test_until_the_size_of_a_batch_is_known_a_worker_holds_one():
-    window = Window(2, adaptive=True)
-    assert (window.size, window.depth(0)) == (2 * MIN_DEPTH, 1)
+    window = Window(Load(num_workers=2, adaptive=True))
+    assert (window.plan.size, window.depth(0)) == (2 * MIN_DEPTH, 1)
     window.observe(1000, 9 * MS)
     assert window.depth(0) == MIN_DEPTH
 
 
 def test_one_message_requests_several_batches_if_workers_hold_many():
     window = adaptive()
-    step = window.size // 2 - MIN_DEPTH
-    assert [window.room(window.size - free, 0) for free in (step - 1, step, step + 1)] == [0, step, step + 1]
+    step = window.plan.size // 2 - MIN_DEPTH
+    assert [window.room(window.plan.size - free, 0) for free in (step - 1, step, step + 1)] == [0, step, step + 1]
     slow = adaptive(produce_ns=9 * MS)
-    assert [slow.room(slow.size - free, 0) for free in (0, 1, 2)] == [0, 1, 2]
+    assert [slow.room(slow.plan.size - free, 0) for free in (0, 1, 2)] == [0, 1, 2]
 
 
 def test_a_batch_in_chunks_counts_with_its_whole_size():
-    window = Window(1, adaptive=True)
+    window = Window(Load(num_workers=1, adaptive=True))
     window.observe(WINDOW_BYTES // 8, 9 * MS, chunks=4)
     assert window.room(99, blocked=99) == 0
     assert window.room(MIN_DEPTH, blocked=MIN_DEPTH - 1) == 1
@@ -102,9 +102,9 @@ def test_a_chosen_prefetch_factor_ends_the_adaptation():
     window = adaptive()
     window.set_size(5)
     window.observe(1000, MS // 50)
-    assert window.size == 10
+    assert window.plan.size == 10
     window.set_size(MIN_DEPTH, adaptive=True)
-    assert window.size == 2 * MAX_DEPTH
+    assert window.plan.size == 2 * MAX_DEPTH
 
 
 def test_the_production_time_is_a_running_mean():

@@ -440,10 +440,10 @@ def test_undo_brings_back_the_window_that_was_there(given, windows):
         batches = iter(loader)
         next(batches)
         tuning = loader.tune(600, prefetch_factor=7)
-        wait_for(lambda: window.size == 7 and not window._adaptive)
+        wait_for(lambda: window.plan.size == 7 and not window.load.adaptive)
         assert tuning.code == "num_workers=1, prefetch_factor=7"
         tuning.undo()
-        wait_for(lambda: window.size in windows and window._adaptive is (not given))
+        wait_for(lambda: window.plan.size in windows and window.load.adaptive is (not given))
         assert loader.prefetch_factor == before
         copy = DataLoader.from_torch(loader)
         assert [vars(copy)[name] for name in ("prefetch_factor", "prefetch")] == [

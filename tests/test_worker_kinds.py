@@ -51,8 +51,7 @@ class ExecutorHandle(WorkerHandle):
         self.mark_launched(os.getpid())
         self.info = WorkerInfo(worker, spec.num_workers, spec.seed + worker, setup.dataset)
         self.producer = Producer(
-            setup.dataset, setup.collate_fn, self.status, batched=spec.batched, output=spec.output,
-            on_error=setup.on_error, worker=worker,
+            setup.dataset, setup.collate_fn, self.status, spec, on_error=setup.on_error, worker=worker,
         )  # fmt: skip
         self.executor = ThreadPoolExecutor(1)
         self.futures: dict[tuple[int, int], Future] = {}

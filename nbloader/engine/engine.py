@@ -60,7 +60,7 @@ from nbloader.sampling.epoch_plan import ChunkSpec, EpochPlan, PlannedBatch
 from nbloader.scheduler.dispatcher import Cancel, Dispatcher
 from nbloader.scheduler.gate import Gate
 from nbloader.scheduler.iteration import Delivery
-from nbloader.scheduler.prefetch import Window
+from nbloader.scheduler.prefetch import Load, Window
 from nbloader.transport.zygote import ZygoteHungError
 from nbloader.workers.api import WorkerKind, WorkerSetup
 from nbloader.workers.in_process import seeded_collate
@@ -123,12 +123,14 @@ class Engine:
         """Warnings that are due to the consumer."""
         self._config = config
         self._window = window = Window(
-            config.num_workers,
-            prefetch_factor=config.prefetch_factor,
-            prefetch=config.prefetch,
-            adaptive=config.adaptive_window,
-            strict=config.strict_window,
-            concurrency=config.concurrency,
+            Load(
+                num_workers=config.num_workers,
+                prefetch_factor=config.prefetch_factor,
+                prefetch=config.prefetch,
+                adaptive=config.adaptive_window,
+                strict=config.strict_window,
+                concurrency=config.concurrency,
+            )
         )
         if config.batch_size is not None:
             self._window.expect(config.batch_size)
@@ -141,7 +143,7 @@ class Engine:
         self._loop = Loop(self)
         self._group = WorkerGroup(
             self._events.append, self._dispatcher, config, on_message=self._handle, notify=self._output.notify,
-            wake_consumers=self._wake_consumers, production_ns=lambda: window.produce_ns,
+            wake_consumers=self._wake_consumers, production_ns=lambda: window.load.produce_ns,
         )  # fmt: skip
         self._waits = LongWaits(
             self._loop, self._group, self._dispatcher, self._gate, self._output,
@@ -389,9 +391,10 @@ class Engine:
         window, memory = self._window, self._memory
         iterations = self._dispatcher.iterations.values()
         arrived = sum(state.reorder.reordering + len(state.ready) for state in iterations)
-        if window.limit(memory.affordable(window.nbytes, arrived)) and not self._memory_noticed:
+        nbytes = window.load.nbytes
+        if window.limit(memory.affordable(nbytes, arrived)) and not self._memory_noticed:
             self._memory_noticed = True
-            self._output.notify(memory_notice(window.nbytes, memory.measured, window.size, window.planned))
+            self._output.notify(memory_notice(nbytes, memory.measured, window.plan.size, window.plan.planned))
 
     def _join(self, chunks: ChunkSpec, batch: ChunkedBatch[Any]) -> BatchOutcome:
         """Join the chunks of a batch, all of which have arrived."""
@@ -573,7 +576,7 @@ class Engine:
         state = self._dispatcher.iterations.get(epoch)
         if state is None:
             return
-        if self._window.concurrency:  # before the policy decides how many of them a worker may hold
+        if self._window.load.concurrency:  # before the policy decides how many of them a worker may hold
             for indices, _seed in batches:
                 self._window.expect(len(indices) if self._config.spec.batched else 1, state.chunk_size)
         for indices, seed in batches:
@@ -845,7 +848,7 @@ class Engine:
         return Gauges(
             now=_clock(),
             state=self._state(state),
-            window=self._window.size,
+            window=self._window.plan.size,
             in_flight=sum(iteration.in_flight for iteration in iterations),
             reordering=sum(iteration.reorder.reordering for iteration in iterations),
             ready=sum(len(iteration.ready) for iteration in iterations),

@@ -23,7 +23,7 @@ from nbloader.errors import LoaderClosedError
 from nbloader.sampling.epoch_plan import EpochPlan
 from nbloader.scheduler.gate import Gate
 from nbloader.scheduler.iteration import Delivery, IterationState
-from nbloader.scheduler.prefetch import PrefetchPolicy
+from nbloader.scheduler.prefetch import Window
 
 _clock = time.perf_counter_ns
 
@@ -68,7 +68,7 @@ class Receiver:
         engine: The engine.
         state: The state of the iteration. The thread of the loop owns it, apart from `ready` and `taken`.
         plan: The plan of its batches.
-        policy: How far ahead to request.
+        window: How far ahead to request.
         gate: Whether batches may be delivered.
     """
 
@@ -77,7 +77,7 @@ class Receiver:
         engine: ReceiverEngine,
         state: IterationState[Any],
         plan: EpochPlan,
-        policy: PrefetchPolicy,
+        window: Window,
         gate: Gate,
     ) -> None:
         self.state = state
@@ -94,7 +94,7 @@ class Receiver:
         """When it was taken, `time.monotonic()`; 0 before the first one."""
         self._engine = engine
         self._plan = plan
-        self._policy = policy
+        self._window = window
         self._gate = gate
 
     # ---- from any thread ----------------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ class Receiver:
     @property
     def room(self) -> int:
         """Number of batches to request from the sampler now; at least one if none is outstanding."""
-        return 0 if self.closed else self._policy.room(self.outstanding, self.state.reorder.reordering)
+        return 0 if self.closed else self._window.room(self.outstanding, self.state.reorder.reordering)
 
     # ---- receiving ------------------------------------------------------------------------------------------------
 

@@ -536,6 +536,10 @@ class LoaderConfig(Generic[T_co]):
         """Return the values that the loader keeps as attributes of the same name."""
         return {name: getattr(self, name) for name, declared in _declarations() if declared.attribute}
 
+    def values_for(self, record: type[Any]) -> dict[str, Any]:
+        """Return the values of the fixed arguments that a dataclass has fields for."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(record) if field.name in FIXED}
+
     def make_samplers(self) -> tuple[Any, Any]:
         """Create the sampler and the batch sampler; the latter is None if automatic batching is disabled."""
         if self.iterable:

@@ -174,8 +174,8 @@ class ReplaySetup:
     worker_init_fn: Callable[[int], object] | None
     """None without workers."""
     on_error: Any
-    batched: bool
-    output: str
+    spec: WorkerSpec
+    """The configuration of workers."""
     num_workers: int
     process: bool
     """Whether workers are processes."""
@@ -263,7 +263,7 @@ class ReplayedBatch:
 
     def __len__(self) -> int:
         """Return the number of samples drawn for the batch. `on_error` may have skipped some."""
-        return len(self.indices) if self._setup.batched else 1
+        return len(self.indices) if self._setup.spec.batched else 1
 
     @cached_property
     def batch(self) -> Any:
@@ -306,7 +306,7 @@ class ReplayedBatch:
     def _open(self, dataset: Any) -> Any:
         outcome = self._outcome(dataset)
         if outcome.failed:
-            raise outcome.to_exception(self.number, self.indices, batched=self._setup.batched)
+            raise outcome.to_exception(self.number, self.indices, batched=self._setup.spec.batched)
         if outcome.empty:
             raise ReplayError(f"all samples of batch {self.number} were skipped: it was not delivered")
         return outcome.open()
@@ -360,7 +360,7 @@ class ReplayedBatch:
             ReplayError: The dataset fetches the samples of a batch together; or the sample is not in this batch.
         """
         setup = self._setup
-        if setup.batched and fetches_whole_batches(setup.dataset):
+        if setup.spec.batched and fetches_whole_batches(setup.dataset):
             raise ReplayError(f"{type(setup.dataset).__name__}.__getitems__ fetches the samples of a batch together")
         position = self._position(index)
         part = self._part(position)
@@ -391,7 +391,7 @@ class ReplayedBatch:
             setup.dataset,
             [(part.indices, part.seed) for part in parts],
             on_error=setup.on_error,
-            batched=setup.batched,
+            batched=setup.spec.batched,
             asynchronous=setup.concurrency > 0,
             title=f"Batch {self.number} of epoch {self.epoch}",
             whole=again._make,
@@ -459,7 +459,7 @@ class ReplayedBatch:
         return Seeding(dataset, self._setup.collate_fn, self._setup.on_error).after(rng.seed_everything)
 
     def _position(self, index: Any) -> int:
-        indices = list(self.indices) if self._setup.batched else [self.indices]
+        indices = list(self.indices) if self._setup.spec.batched else [self.indices]
         if index not in indices:
             raise ReplayError(f"sample {index!r} is not in batch {self.number} of epoch {self.epoch}: {indices}")
         return indices.index(index)
@@ -473,7 +473,7 @@ class ReplayedBatch:
     def _part(self, position: int) -> _Part:
         """Return the part of the batch with the sample at a position."""
         setup = self._setup
-        if not setup.batched:
+        if not setup.spec.batched:
             return _Part([self.indices], self.seed, 0)
         if setup.chunk_spec is None:
             return _Part(self.indices, self.seed, position)
@@ -485,8 +485,9 @@ class ReplayedBatch:
         """Fetch the first samples of a part; one call of `__getitems__` fetches all of them."""
         setup = self._setup
         samples = fetch_samples(
-            dataset, part.indices, on_error=setup.on_error, batched=setup.batched, output=setup.output, count=count
-        )
+            dataset, part.indices, on_error=setup.on_error, batched=setup.spec.batched, output=setup.spec.output,
+            count=count,
+        )  # fmt: skip
         if setup.on_error == "raise":
             for position, sample in enumerate(samples[: part.position]):
                 if isinstance(sample, FailedSample):
@@ -513,8 +514,8 @@ class ReplayedBatch:
         if setup.concurrency:
             return self._produce_async(setup, tasks)
         producer = Producer(
-            dataset, setup.collate_fn, LocalStatus(os.getpid(), WorkerState.IDLE), batched=setup.batched,
-            output=setup.output, on_error=setup.on_error, worker=NO_WORKER,
+            dataset, setup.collate_fn, LocalStatus(os.getpid(), WorkerState.IDLE), setup.spec,
+            on_error=setup.on_error, worker=NO_WORKER,
         )  # fmt: skip
         seed = self._seed(dataset)
         return [producer.produce_outcome(task, seed) for task in tasks]
@@ -530,7 +531,8 @@ class ReplayedBatch:
                 on_error(index, error)
             return FailedSample(error)
 
-        setup = replace(self._setup, batched=True, collate_fn=_as_they_are, on_error=noted)
+        spec = replace(self._setup.spec, batched=True)
+        setup = replace(self._setup, spec=spec, collate_fn=_as_they_are, on_error=noted)
         task = Task(self.epoch, self.number, part.indices, part.seed, job=self.number)
         [outcome] = self._produce_async(setup, [task])
         if outcome.failed:
@@ -539,10 +541,7 @@ class ReplayedBatch:
 
     def _produce_async(self, setup: ReplaySetup, tasks: Sequence[Task]) -> list[Outcome]:
         """Produce batches on a thread with its own event loop: this one may have a running loop, as in a notebook."""
-        spec = WorkerSpec(
-            kind="thread", batched=setup.batched, output=setup.output, seed=self._base_seed,
-            concurrency=setup.concurrency,
-        )  # fmt: skip
+        spec = replace(setup.spec, kind="thread", num_workers=1, seed=self._base_seed, concurrency=setup.concurrency)
         functions = setup.collate_fn, setup.worker_init_fn, setup.on_error
         pool = create_kind(spec).create_pool()
         handle = pool.start(0, spec, LocalSetup(setup.dataset, *functions))

@@ -7,7 +7,7 @@
 It is a pure state machine without I/O, threads or a clock: times are passed in. Methods are events (a worker is ready,
 a result arrived), and what they return are actions for the caller: `Assign` a job to a worker, `Cancel` jobs of a
 closed iteration, put an error in the place of a poisoned batch. How far ahead batches are requested and how many of
-them a worker holds is up to the `PrefetchPolicy`.
+them a worker holds is up to the `Window`.
 
 A job is a batch, or a chunk of a batch if batches are chunked. Every job is in exactly one of the places above and is
 identified by (epoch, job number). A result for a job that has arrived before, or for an iteration that is closed,
@@ -26,7 +26,7 @@ from nbloader.batch.task import ChunkedBatch, Task
 from nbloader.sampling.shard_plan import ShardPlan
 from nbloader.scheduler.gate import Gate
 from nbloader.scheduler.iteration import Delivery, IterationState
-from nbloader.scheduler.prefetch import PrefetchPolicy
+from nbloader.scheduler.prefetch import Window
 from nbloader.scheduler.reorder_buffer import ReorderBuffer
 
 R = TypeVar("R")
@@ -89,17 +89,15 @@ class Dispatcher(Generic[R]):
     """Assigns batches to workers and puts their outcomes in order.
 
     Args:
-        policy: How far ahead to request, and how many jobs a worker may hold.
+        window: How far ahead to request, and how many jobs a worker may hold.
         gate: Whether jobs may be assigned.
         round_robin: Whether batch i waits for worker i modulo the number of workers, as in torch. Otherwise that worker
             is preferred, and another one produces the batch if it would soon be idle.
         cancels_begun: Whether workers can drop jobs that they are processing.
     """
 
-    def __init__(
-        self, policy: PrefetchPolicy, gate: Gate, *, round_robin: bool = False, cancels_begun: bool = False
-    ) -> None:
-        self.policy = policy
+    def __init__(self, window: Window, gate: Gate, *, round_robin: bool = False, cancels_begun: bool = False) -> None:
+        self.window = window
         self._gate = gate
         self._cancels_begun = cancels_begun
         self.iterations: dict[int, IterationState[R]] = {}
@@ -266,7 +264,7 @@ class Dispatcher(Generic[R]):
 
     def _assign_jobs(self, state: IterationState[R], assigned: dict[int, list[Task]]) -> None:
         """Assign what waits to the workers whose turn it is; then what still waits to others that are soon idle."""
-        depth = self.policy.depth(state.reorder.reordering)
+        depth = self.window.depth(state.reorder.reordering)
         self._assign_to(lambda task: self._in_turn(state, task, depth), state, assigned)
         if state.waiting and state.shards is None and not (self.round_robin and state.reorder.in_order):
             absent: Counter[int] = Counter()  # worker id -> jobs that wait for it to become ready
@@ -280,7 +278,7 @@ class Dispatcher(Generic[R]):
     ) -> None:
         """Assign each waiting job to the worker that `choose` returns, if any, and if there is memory."""
         kept: collections.deque[Task] = collections.deque()
-        affordable = self.policy.affords(state.outstanding)
+        affordable = self.window.affords(state.outstanding)
         waiting = state.waiting
         while waiting:
             task = waiting.popleft()
@@ -310,7 +308,7 @@ class Dispatcher(Generic[R]):
             kept: Jobs that remain in the queue.
         """
         unbegun = {other.number for other in (task, *kept, *state.waiting)}
-        return task.number == state.reorder.missing or self.policy.affords(state.outstanding - len(unbegun))
+        return task.number == state.reorder.missing or self.window.affords(state.outstanding - len(unbegun))
 
     def _in_turn(self, state: IterationState[R], task: Task, depth: int) -> int | None:
         """Return the worker whose turn a job is; None if it is not ready or has no room."""

@@ -1,13 +1,16 @@
-"""The prefetch policy: how far ahead batches are requested, and how many of them one worker holds.
+"""The prefetch window: how far ahead batches are requested, and how many of them one worker holds.
 
-The dispatcher queries the policy, which knows neither workers nor batches. The policy is pure: durations and sizes are
-passed in, and nothing here reads a clock. To replace `Window`, write a class with the methods of `PrefetchPolicy`.
+    settings, sizes and durations (Load) --policy--> Plan --> Window.room, depth, affords
+
+A policy is a pure function; `by_time` is the one in use. To try another one, write a function from `Load` to `Plan` and
+assign it to `POLICY`. Nothing here reads a clock.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
 
 MIN_DEPTH = 2
 """Batches per worker: one that it produces, and one that it produces next. This is torch's default."""
@@ -29,115 +32,124 @@ AVERAGED_BATCHES = 8
 """Each new batch has weight 1/AVERAGED_BATCHES in the running means of production time and batch size."""
 
 
-class PrefetchPolicy(Protocol):
-    """What the dispatcher asks for. A batch is blocked if it has arrived and waits for an earlier one."""
+class Load(NamedTuple):
+    """What a plan is made from: what the user said, and what was measured."""
 
-    def room(self, outstanding: int, blocked: int) -> int:
-        """Return the number of batches to request from the sampler now.
+    num_workers: int = 1
+    prefetch_factor: int = MIN_DEPTH
+    """Batches to request ahead, per worker."""
+    prefetch: int | None = None
+    """Batches to request ahead in total; replaces `prefetch_factor`, and is never exceeded."""
+    adaptive: bool = False
+    """Whether the window follows from the production time and the size of batches."""
+    strict: bool = False
+    """Whether the window is never exceeded."""
+    concurrency: int = 0
+    """Samples that a worker fetches at a time, across batches; 0 if it fetches one batch after the other."""
+    affordable: int | None = None
+    """Batches for which there is memory, if that is what limits the window."""
+    nbytes: int = 0
+    """Size of the last batch."""
+    produce_ns: int = 0
+    """Time to produce a batch, or a chunk of one, ns: a running mean; 0 before the first batch."""
+    batch_size: float = 0.0
+    """Samples in a batch, a running mean; 0 before the first batch. It is used with `concurrency` only."""
+    job_size: int = 1
+    """Samples in a job: a batch, or a chunk of one. It is used with `concurrency` only."""
 
-        Args:
-            outstanding: Batches that were requested and not delivered; those that have arrived count, too.
-            blocked: How many of these are blocked.
-        """
 
-    def depth(self, blocked: int) -> int:
-        """Return the number of batches, or of chunks of them, that one worker may hold.
+class Plan(NamedTuple):
+    """How far ahead to request. A batch is blocked if it has arrived and waits for an earlier one."""
 
-        Args:
-            blocked: Number of batches that are blocked.
-        """
+    planned: int
+    """Value of `size` if there is enough memory."""
+    size: int
+    """Batches of one iteration that may be outstanding, apart from those that are blocked."""
+    blocked_size: int
+    """Value of `size` while batches are blocked."""
+    credit: int
+    """Batches of one iteration that may be outstanding in all."""
+    depth: int
+    """Batches, or chunks of them, that one worker may hold."""
+    blocked_depth: int
+    """Value of `depth` while batches are blocked."""
+    step: int
+    """Batches to request at once, so that one message requests several if workers hold more than `MIN_DEPTH`."""
 
-    def affords(self, outstanding: int) -> bool:
-        """Return whether there is memory for another batch.
 
-        Args:
-            outstanding: Batches that workers hold or that have arrived, and were not delivered.
-        """
+PrefetchPolicy: TypeAlias = "Callable[[Load], Plan]"
+
+
+def by_time(load: Load) -> Plan:
+    """Plan that each worker holds what it produces in about 2 ms, between 2 and 16 batches.
+
+    The sum over all workers is the window. Batches that are blocked do not count, up to a credit of batches and bytes,
+    so that one slow batch does not stop the other workers. Until the size of a batch is known, a worker holds one.
+    """
+    workers, per_worker, concurrent = load.num_workers, load.prefetch_factor, 0
+    if load.concurrency:
+        concurrent = math.ceil(load.concurrency / max(1, load.batch_size)) if load.batch_size else 0
+        per_worker = concurrent + max(1, per_worker, -(-concurrent // 4))
+    elif load.adaptive and load.produce_ns:
+        fitting = WINDOW_BYTES // (workers * max(1, load.nbytes))
+        wanted = -(-QUEUED_NS // load.produce_ns)
+        per_worker = max(per_worker, min(MAX_DEPTH, wanted, fitting))
+    planned = per_worker * workers if load.prefetch is None else load.prefetch
+    size = planned if load.affordable is None else min(planned, load.affordable)
+    credit = size
+    if load.prefetch is None and load.affordable is None and not load.strict:
+        credit += min(BLOCKED_TIMES * size, WINDOW_BYTES // max(1, load.nbytes))
+    depth = blocked_depth = max(1, -(-size // workers))
+    blocked_size = size
+    if load.concurrency and load.prefetch is None:
+        jobs = math.ceil(load.concurrency / load.job_size) + 1  # one is begun in part
+        if load.job_size < load.batch_size:
+            depth = max(depth, jobs + load.prefetch_factor)
+        blocked_depth = max(depth, CONCURRENT_TIMES * jobs)
+        blocked_size = max(size, CONCURRENT_TIMES * (concurrent + 1) * workers)
+    if not (load.produce_ns or load.concurrency):
+        depth = blocked_depth = 1
+    return Plan(
+        planned=planned, size=size, blocked_size=blocked_size, credit=credit, depth=depth, blocked_depth=blocked_depth,
+        step=(-(-size // workers) - concurrent - MIN_DEPTH) * workers // 2,
+    )  # fmt: skip
+
+
+POLICY: PrefetchPolicy = by_time
+"""The policy of all loaders."""
 
 
 class Window:
-    """The default policy: each worker holds what it produces in about 2 ms, between 2 and 16 batches.
+    """The prefetch window of one loader: it measures, and asks the policy for a plan whenever something has changed.
 
-    The sum over all workers is the window. Batches that have arrived and wait for an earlier one do not count, up to a
-    credit of batches and bytes, so that one slow batch does not stop the other workers.
+    The loop's thread changes it. The consumer's thread reads it, too: a plan is replaced as a whole.
 
     Args:
-        num_workers: Workers that share the window.
-        prefetch_factor: Batches to request ahead, per worker.
-        prefetch: Batches to request ahead in total; replaces `prefetch_factor`, and is never exceeded.
-        adaptive: Whether the window follows from the production time and the size of batches.
-        strict: Whether the window is never exceeded.
-        concurrency: Samples that a worker fetches at a time, across batches; 0 if it fetches one batch after the other.
+        load: What the user said.
     """
 
-    def __init__(
-        self,
-        num_workers: int = 1,
-        *,
-        prefetch_factor: int = MIN_DEPTH,
-        prefetch: int | None = None,
-        adaptive: bool = False,
-        strict: bool = False,
-        concurrency: int = 0,
-    ) -> None:
-        self._num_workers = num_workers
-        self._prefetch_factor = prefetch_factor
-        self._prefetch = prefetch
-        self._adaptive = adaptive
-        self._strict = strict
-        self._affordable: int | None = None
-        """Batches for which there is memory, if that is what limits the window."""
-        self.nbytes = 0
-        """Size of the last batch."""
-        self.produce_ns = 0
-        """Time to produce a batch, or a chunk of one, ns: a running mean; 0 before the first batch."""
-        self.concurrency = concurrency
-        """Samples that a worker fetches at a time, across batches; 0 if it fetches one batch after the other."""
-        self._batch_size = 0.0  # samples, a running mean; 0 before the first batch
-        self._job_size = 1
-        self._plan()
+    def __init__(self, load: Load) -> None:
+        self.load = load
+        self.plan = POLICY(load)
 
-    def _plan(self) -> None:
-        workers, per_worker, concurrent = self._num_workers, self._prefetch_factor, 0
-        if self.concurrency:
-            concurrent = math.ceil(self.concurrency / max(1, self._batch_size)) if self._batch_size else 0
-            per_worker = concurrent + max(1, per_worker, -(-concurrent // 4))
-        elif self._adaptive and self.produce_ns:
-            fitting = WINDOW_BYTES // (workers * max(1, self.nbytes))
-            wanted = -(-QUEUED_NS // self.produce_ns)
-            per_worker = max(per_worker, min(MAX_DEPTH, wanted, fitting))
-        self.planned = per_worker * workers if self._prefetch is None else self._prefetch
-        """Value of `size` if there is enough memory."""
-        limits = [self.planned] if self._affordable is None else [self.planned, self._affordable]
-        self.size = min(limits)
-        """Batches of one iteration that may be outstanding, apart from those that are blocked."""
-        self.prefetches = self.planned > 0
+    def _update(self, **changes: Any) -> None:
+        self.load = self.load._replace(**changes)
+        self.plan = POLICY(self.load)
+
+    @property
+    def prefetches(self) -> bool:
         """Whether batches are requested before the consumer asks for them."""
-        self._credit = self.size
-        if self._prefetch is None and self._affordable is None and not self._strict:
-            self._credit += min(BLOCKED_TIMES * self.size, WINDOW_BYTES // max(1, self.nbytes))
-        self._depth = self._blocked_depth = max(1, -(-self.size // workers))
-        self._blocked_size = self.size
-        if self.concurrency and self._prefetch is None:
-            jobs = math.ceil(self.concurrency / self._job_size) + 1  # one is begun in part
-            if self._job_size < self._batch_size:
-                self._depth = max(self._depth, jobs + self._prefetch_factor)
-            self._blocked_depth = max(self._depth, CONCURRENT_TIMES * jobs)
-            self._blocked_size = max(self.size, CONCURRENT_TIMES * (concurrent + 1) * workers)
-        self._step = (-(-self.size // workers) - concurrent - MIN_DEPTH) * workers // 2
-        """Batches to request at once, so that one message requests several if workers hold more than `MIN_DEPTH`."""
+        return self.plan.planned > 0
 
     # ---- what changes the plan ----------------------------------------------------------------------------------
 
     def resize(self, num_workers: int) -> None:
         """Change the number of workers that share the window."""
-        self._num_workers = num_workers
-        self._plan()
+        self._update(num_workers=num_workers)
 
     def set_size(self, prefetch_factor: int, *, prefetch: int | None = None, adaptive: bool = False) -> None:
-        """Change the number of batches to request ahead; the arguments are those of the constructor."""
-        self._prefetch_factor, self._prefetch, self._adaptive = prefetch_factor, prefetch, adaptive
-        self._plan()
+        """Change the number of batches to request ahead. For the arguments, see `Load`."""
+        self._update(prefetch_factor=prefetch_factor, prefetch=prefetch, adaptive=adaptive)
 
     def expect(self, samples: int, chunk: int = 0) -> None:
         """Update the mean batch size, from which the window of an asynchronous dataset is planned.
@@ -146,10 +158,9 @@ class Window:
             samples: Number of samples in a batch.
             chunk: Number of samples in a chunk; 0 if batches are not chunked.
         """
-        mean = self._batch_size
-        self._batch_size = mean + (samples - mean) / AVERAGED_BATCHES if mean else max(1, samples)
-        self._job_size = chunk or max(1, round(self._batch_size))
-        self._plan()
+        mean = self.load.batch_size
+        mean = mean + (samples - mean) / AVERAGED_BATCHES if mean else max(1, samples)
+        self._update(batch_size=mean, job_size=chunk or max(1, round(mean)))
 
     def observe(self, nbytes: int, produce_ns: int, chunks: int = 1) -> None:
         """Record the size and the production time of a batch.
@@ -159,10 +170,9 @@ class Window:
             produce_ns: Time that the worker took to produce it, in ns.
             chunks: Number of chunks of the batch; 1 if it was not chunked.
         """
-        self.nbytes = nbytes * chunks
-        mean = self.produce_ns
-        self.produce_ns = max(1, mean + (produce_ns - mean) // AVERAGED_BATCHES if mean else produce_ns)
-        self._plan()
+        mean = self.load.produce_ns
+        mean = max(1, mean + (produce_ns - mean) // AVERAGED_BATCHES if mean else produce_ns)
+        self._update(nbytes=nbytes * chunks, produce_ns=mean)
 
     def limit(self, batches: int | None) -> bool:
         """Limit the window to the batches for which there is memory.
@@ -173,27 +183,40 @@ class Window:
         Returns:
             Whether the limit is lower than the previous one.
         """
-        before = self._affordable
-        self._affordable = None if batches is None or batches >= self.planned else max(1, batches)
-        self._plan()
-        return self._affordable is not None and (before is None or self._affordable < before)
+        before = self.load.affordable
+        affordable = None if batches is None or batches >= self.plan.planned else max(1, batches)
+        self._update(affordable=affordable)
+        return affordable is not None and (before is None or affordable < before)
 
-    # ---- what the dispatcher asks for -----------------------------------------------------------------------------
+    # ---- what the dispatcher and the consumer ask for ---------------------------------------------------------------
 
     def room(self, outstanding: int, blocked: int) -> int:
-        """See `PrefetchPolicy`. One batch is always requested if none is outstanding."""
+        """Return the number of batches to request from the sampler now; at least one if none is outstanding.
+
+        Args:
+            outstanding: Batches that were requested and not delivered; those that have arrived count, too.
+            blocked: How many of these are blocked.
+        """
+        plan = self.plan
         if not outstanding:
-            return max(1, self.size)
-        unfinished = self._blocked_size if blocked else self.size
-        room = min(unfinished + blocked, self._credit) - outstanding
-        return room if room > 0 and room >= self._step else 0
+            return max(1, plan.size)
+        unfinished = plan.blocked_size if blocked else plan.size
+        room = min(unfinished + blocked, plan.credit) - outstanding
+        return room if room > 0 and room >= plan.step else 0
 
     def depth(self, blocked: int) -> int:
-        """See `PrefetchPolicy`. Until the size of a batch is known, a worker holds one."""
-        if not (self.produce_ns or self.concurrency):
-            return 1
-        return self._blocked_depth if blocked else self._depth
+        """Return the number of batches, or of chunks of them, that one worker may hold.
+
+        Args:
+            blocked: Number of batches that are blocked.
+        """
+        return self.plan.blocked_depth if blocked else self.plan.depth
 
     def affords(self, outstanding: int) -> bool:
-        """See `PrefetchPolicy`."""
-        return self._affordable is None or outstanding < self._affordable
+        """Return whether there is memory for another batch.
+
+        Args:
+            outstanding: Batches that workers hold or that have arrived, and were not delivered.
+        """
+        affordable = self.load.affordable
+        return affordable is None or outstanding < affordable

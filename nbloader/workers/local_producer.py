@@ -68,7 +68,7 @@ class LocalProducer:
                 report_state=lambda _epoch, *state: shards.advance(*state), seeded=False,
             )  # fmt: skip
         self._producer = Producer(
-            setup.dataset, setup.collate_fn, self._status, batched=spec.batched, output=spec.output,
+            setup.dataset, setup.collate_fn, self._status, spec,
             on_error=setup.on_error, worker=NO_WORKER, iterable_fetcher=self._stream,
         )  # fmt: skip
 

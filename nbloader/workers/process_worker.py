@@ -270,9 +270,9 @@ class WorkerLoop:
                 watch=ShardWatch(self._report_sign) if several else None,
             )  # fmt: skip
         self._producer = Producer(
-            dataset, collate_fn, status, batched=spec.batched, output=spec.output, on_error=on_error,
-            worker=start.worker, iterable_fetcher=self._iterable_fetcher,
-            store=SegmentStore(spec.output, self._segments), cpu_clock=_cpu_clock,
+            dataset, collate_fn, status, spec, on_error=on_error, worker=start.worker,
+            iterable_fetcher=self._iterable_fetcher, store=SegmentStore(spec.output, self._segments),
+            cpu_clock=_cpu_clock,
         )  # fmt: skip
         self._seed: Seed = keep_state
         if not parts.seeded:

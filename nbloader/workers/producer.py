@@ -37,6 +37,7 @@ from nbloader.events.remote_errors import SampleFailure, describe, user_tracebac
 from nbloader.shm.segment import NO_SEGMENT, SegmentWriter
 from nbloader.workers.fetcher import FetchedBatch, MapFetcher, OnError, raise_if_none
 from nbloader.workers.seeding import Seed, keep_state
+from nbloader.workers.spec import WorkerSpec
 from nbloader.workers.status import WorkerState, WorkerStatus, is_abandoned
 
 if TYPE_CHECKING:
@@ -165,8 +166,7 @@ class Producer:
         dataset: The dataset itself, not a copy.
         collate_fn: The user's function, or None for the default.
         status: Where the worker publishes what it is doing.
-        batched: Whether samples are collated into batches.
-        output: "torch" or "numpy": what the arrays of a batch become.
+        spec: The configuration of the worker.
         on_error: What to do with a sample that raises.
         worker: Worker id; -1 if the consumer's thread produces the batches.
         iterable_fetcher: Reads an iterable dataset; None for a map-style dataset.
@@ -180,9 +180,8 @@ class Producer:
         dataset: Any,
         collate_fn: Callable[[Any], Any] | None,
         status: WorkerStatus,
+        spec: WorkerSpec,
         *,
-        batched: bool,
-        output: str,
         on_error: OnError,
         worker: int = -1,
         iterable_fetcher: IterableFetcher | None = None,
@@ -191,8 +190,8 @@ class Producer:
         cpu_clock: Callable[[], int] = time.thread_time_ns,
     ) -> None:
         self._status = status
-        self._batched = batched
-        self._output = output
+        self._batched = batched = spec.batched
+        self._output = output = spec.output
         self._worker = worker
         self._store = store or LocalStore(output)
         self._cpu_clock = cpu_clock

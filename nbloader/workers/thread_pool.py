@@ -424,7 +424,7 @@ class ThreadWorker:
                 seeded=False,
             )  # fmt: skip
         return Producer(
-            setup.dataset, setup.collate_fn, self._status, batched=spec.batched, output=spec.output,
+            setup.dataset, setup.collate_fn, self._status, spec,
             on_error=setup.on_error, worker=self._handle.worker, iterable_fetcher=iterable_fetcher, samples=samples,
         )  # fmt: skip
 
