@@ -244,4 +244,5 @@ def test_states_that_are_no_longer_needed_are_dropped():
 def test_a_sample_is_named_by_its_shard_and_number():
     assert repr(Ticket(2, 3, 4, 10, 0)[5]) == "45 of shard 2"
     assert Ticket(0, 0, 4, 10, 0)[5] == 45
+    assert list(Ticket(0, 0, 4, 3, 0)) == [12, 13, 14]
     assert repr(Ticket(2, 3, 4, 10, 0)) == "<batch 4 of shard 2>"

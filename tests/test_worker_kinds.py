@@ -18,6 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 import torch
 from datasets import Augmented, Numbers, Raises, flat, wait_for
+from iterables import Range
 
 from nbloader import DataLoader, RayOptions
 from nbloader import events as ev
@@ -231,8 +232,14 @@ def test_the_module_of_a_kind_is_imported_when_the_kind_is_used():
         registry.unregister("misspelled")
 
 
+def test_a_kind_that_reads_no_iterable_datasets_refuses_one():
+    with pytest.raises(ValueError, match="workers='executor' cannot read an iterable dataset"):
+        DataLoader(Range(8), 4, num_workers=1, workers="executor")
+
+
 def test_a_kind_that_is_not_registered_is_refused_and_a_name_cannot_be_taken_twice():
-    with pytest.raises(ValueError, match="'process', 'thread', 'ray', 'executor', not 'cluster'"):
+    names = ", ".join(map(repr, registry.kind_names()))
+    with pytest.raises(ValueError, match=f"{names}, not 'cluster'"):
         DataLoader(Numbers(4), num_workers=1, workers="cluster")
     with pytest.raises(ValueError, match="named 'thread' already"):
         registry.register("thread", ExecutorKind)

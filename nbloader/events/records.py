@@ -91,9 +91,7 @@ class BatchRecord(NamedTuple):
     collated: int
     """When the batch was collated and written to its segment, ns."""
     received: int
-    """When the notebook's process received the batch, ns. This happens at once if the consumer is waiting for this
-    batch; up to 2 ms later if the consumer is waiting for another batch and batches take little time; up to
-    20 ms later if the consumer is processing a batch."""
+    """When the thread of the loader received the batch, ns."""
     in_order: int
     """When this batch and every earlier batch had been received, ns."""
     delivered: int

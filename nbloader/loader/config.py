@@ -435,6 +435,10 @@ class LoaderConfig(Generic[T_co]):
                 f"multiprocessing_context={self.multiprocessing_context!r} applies to worker processes: omit it "
                 f"with workers={self.workers!r}"
             )
+        if self.iterable and self.num_workers and not self.kind.reads_iterables:
+            raise ValueError(
+                f"workers={self.workers!r} cannot read an iterable dataset: use another kind of worker, or num_workers=0"
+            )
         if self.on_timeout == "restart" and not (self.timeout and self.num_workers):
             raise ValueError(
                 f"on_timeout='restart' needs workers and a timeout in seconds, not num_workers={self.num_workers}, "

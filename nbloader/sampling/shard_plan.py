@@ -83,9 +83,15 @@ class Ticket:
         return mix(self.seed, position * max(self.shards, 1) + self.shard)
 
     def __getitem__(self, position: int | slice) -> Any:
-        """Return the name of the sample at a position in the batch; for a slice, a list of names."""
+        """Return the name of the sample at a position in the batch; for a slice, a list of names.
+
+        Raises:
+            IndexError: The batch has no such position. So a ticket can be iterated.
+        """
         if isinstance(position, slice):
             return [self[i] for i in range(*position.indices(self.size or 1))]
+        if not 0 <= position < (self.size or 1):
+            raise IndexError(f"{self!r} has {self.size or 1} samples: it has no position {position}")
         number = self.position * (self.size or 1) + position
         return Item(number, self.shard) if self.shards else number
 

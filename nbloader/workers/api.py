@@ -460,6 +460,8 @@ class WorkerKind(ABC):
     `multiprocessing`."""
     takes_ray_options: ClassVar[bool] = False
     """Whether `DataLoader(ray=...)` applies."""
+    reads_iterables: ClassVar[bool] = False
+    """Whether the workers pass an `IterableFetcher` to their `Producer`, and so can read an iterable dataset."""
 
     def __init__(self, spec: WorkerSpec) -> None:
         self.spec = spec

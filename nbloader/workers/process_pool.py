@@ -116,6 +116,7 @@ class ProcessKind(WorkerKind):
 
     in_process: ClassVar[bool] = False
     local_processes: ClassVar[bool] = True
+    reads_iterables: ClassVar[bool] = True
 
     def __init__(self, spec: WorkerSpec) -> None:
         super().__init__(spec)

@@ -22,7 +22,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 from nbloader._util.signals import raised_by_handler
 from nbloader.batch.payload import LocalPayload
@@ -71,6 +71,8 @@ JOIN_TIMEOUT = 1.0
 
 class ThreadKind(WorkerKind):
     """Worker threads."""
+
+    reads_iterables: ClassVar[bool] = True
 
     def pack(self, dataset: Any, collate_fn: Any, worker_init_fn: Any, on_error: Any) -> LocalSetup:
         """See `WorkerKind`.

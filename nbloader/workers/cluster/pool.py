@@ -81,6 +81,7 @@ class RayKind(WorkerKind):
 
     in_process: ClassVar[bool] = False
     takes_ray_options: ClassVar[bool] = True
+    reads_iterables: ClassVar[bool] = True
 
     def __init__(self, spec: WorkerSpec, cluster: RayCluster | None = None) -> None:
         super().__init__(spec)
