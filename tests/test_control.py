@@ -389,3 +389,19 @@ def test_commands_are_executed_in_the_order_in_which_they_were_given():
         assert [type(event) for event in order] == [ev.WorkerRestarted, ev.WorkerRestarted, ev.LoaderPaused]
         loader.resume()
         assert flat(got + list(epoch)) == list(range(40))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_pause_and_resume_reach_every_iterator(num_workers):
+    """A second iterator has workers of its own, and may begin while the loader is paused."""
+    with DataLoader(Numbers(40), 2, num_workers=num_workers) as loader:
+        first = iter(loader)
+        got = [next(first)]
+        loader.pause()
+        second = iter(loader)
+        assert loader.stats().state == "paused"
+        resume = threading.Timer(0.1, loader.resume)
+        resume.start()
+        other = [next(second)]
+        resume.join()
+        assert flat([*got, *first]) == flat([*other, *second]) == list(range(40))

@@ -717,7 +717,7 @@ def test_a_batch_that_arrived_before_its_worker_died_counts_even_if_the_death_is
         pool._read_lifeline(handle, handle.lifeline, reports)
     pool.dispose()
     done, gone = reports
-    assert (done.epoch, done.number) == (4, 7)
+    assert (done.epoch, done.job) == (4, 7)
     assert gone.exitcode == -9
 
 

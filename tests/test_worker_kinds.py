@@ -64,7 +64,7 @@ class ExecutorHandle(WorkerHandle):
 
     def produce(self, task):
         """Runs in the executor."""
-        self.status.epoch, self.status.number = task.epoch, task.job
+        self.status.epoch, self.status.job = task.epoch, task.job
         with ThreadContext(self.info) as context:
             context.seed(task.seed)
             outcome = self.producer.produce_outcome(task)

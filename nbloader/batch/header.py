@@ -29,8 +29,8 @@ class BatchHeader(NamedTuple):
 
     epoch: int
     """Number of the epoch that the batch belongs to."""
-    number: int
-    """Batch number within the epoch; for a chunk, its job number."""
+    job: int
+    """Job number of the batch or chunk."""
     segment: int
     """Number of the worker's segment, or `segment.NO_SEGMENT` if the batch is not in a segment."""
     nbytes: int

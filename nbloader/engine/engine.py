@@ -111,9 +111,10 @@ class Engine:
     Args:
         bus: The bus on which events are published.
         config: The configuration, which the loader derives from its arguments.
+        gate: Whether the loader is paused.
     """
 
-    def __init__(self, bus: ev.EventBus, config: EngineConfig) -> None:
+    def __init__(self, bus: ev.EventBus, config: EngineConfig, gate: Gate) -> None:
         self.bus = bus
         self.closed = False
         self.callbacks = WaitCallbacks()
@@ -134,9 +135,11 @@ class Engine:
         )
         if config.batch_size is not None:
             self._window.expect(config.batch_size)
-        self._gate = Gate()
+        self.gate = gate
+        """Whether the loader is paused. The engine that replaces this one has the same gate."""
+        gate.subscribe(self._on_gate)
         self._dispatcher: Dispatcher[BatchOutcome] = Dispatcher(
-            window, self._gate, round_robin=config.round_robin, cancels_begun=config.concurrency > 0
+            window, self.gate, round_robin=config.round_robin, cancels_begun=config.concurrency > 0
         )
         self._events: collections.deque[ev.Event] = collections.deque()  # published after the turn
         self._output = WorkerOutput()
@@ -146,7 +149,7 @@ class Engine:
             wake_consumers=self._wake_consumers, production_ns=lambda: window.load.produce_ns,
         )  # fmt: skip
         self._waits = LongWaits(
-            self._loop, self._group, self._dispatcher, self._gate, self._output,
+            self._loop, self._group, self._dispatcher, self.gate, self._output,
             dataset=lambda: None if self._dataset is None else self._dataset(),
             timeout=config.timeout, restarts=config.on_timeout == "restart",
         )  # fmt: skip
@@ -366,7 +369,7 @@ class Engine:
 
     def _on_batch_done(self, message: BatchDone) -> None:
         outcome = message.outcome
-        task = self._dispatcher.result(message.uid, message.epoch, message.number, outcome, _clock())
+        task = self._dispatcher.result(message.uid, message.epoch, message.job, outcome, _clock())
         if task is None:
             outcome.discard()
             return
@@ -404,7 +407,7 @@ class Engine:
         return outcome
 
     def _on_shard_exhausted(self, message: ShardExhausted) -> None:
-        self._dispatcher.exhausted(message.uid, message.epoch, message.number, _clock())
+        self._dispatcher.exhausted(message.uid, message.epoch, message.job, _clock())
         self._wake_consumer(message.epoch)  # there may be nothing left to wait for
 
     def _on_shard_advanced(self, message: ShardAdvanced) -> None:
@@ -496,7 +499,7 @@ class Engine:
             chunk_size=0 if chunks is None else chunks.size,
             join=None if chunks is None else functools.partial(self._join, chunks),
         )
-        self._receivers[epoch] = Receiver(self, state, plan, self._window, self._gate)
+        self._receivers[epoch] = Receiver(self, state, plan, self._window, self.gate)
         self._wake_consumers()  # those of the iterations that were parked just now
         return None
 
@@ -710,20 +713,23 @@ class Engine:
 
     def pause(self) -> None:
         """Stop delivering and assigning batches until `resume` is called."""
-        if not self.closed and self._gate.pause():
+        if not self.closed and self.gate.pause():
             self._command(lambda: self._events.append(ev.LoaderPaused(_clock())))
-            self._ring()
+            self.gate.announce()
 
     def resume(self) -> None:
         """Continue after `pause`."""
-        if not self.closed and self._gate.resume():
+        if not self.closed and self.gate.resume():
             self._command(lambda: self._events.append(ev.LoaderResumed(_clock())))
-            self._ring()
+            self.gate.announce()
 
     def step(self) -> None:
         """Pause the loader, and deliver one batch."""
         self.pause()
-        self._gate.step()
+        self.gate.step()
+        self.gate.announce()
+
+    def _on_gate(self) -> None:
         self._command(lambda: None)  # a job may be assigned
         self._ring()
 
@@ -874,7 +880,7 @@ class Engine:
     def _state(self, state: str) -> str:
         if self.closed:
             return "closed"
-        if self._gate.paused:
+        if self.gate.paused:
             return "paused"
         if self._group.pool is None or (self._group.ends_with_epoch and not self._dispatcher.iterations):
             return state

@@ -83,6 +83,7 @@ class LocalEngine:
     Args:
         bus: The bus on which events are published.
         spec: The configuration that workers would receive.
+        gate: Whether the loader is paused.
         draws_by_worker: See `Engine.draws_by_worker`: with workers, it would be so.
     """
 
@@ -91,7 +92,7 @@ class LocalEngine:
     in_process = True
     """The user's code runs in this process."""
 
-    def __init__(self, bus: ev.EventBus, spec: WorkerSpec, *, draws_by_worker: bool) -> None:
+    def __init__(self, bus: ev.EventBus, spec: WorkerSpec, gate: Gate, *, draws_by_worker: bool) -> None:
         self.bus = bus
         self.closed = False
         self.callbacks = WaitCallbacks()
@@ -103,7 +104,9 @@ class LocalEngine:
         self._spec = spec
         self._setup: LocalSetup | None = None
         self._iterations: dict[int, LocalIteration] = {}
-        self._gate = Gate()
+        self.gate = gate
+        """See `Engine.gate`."""
+        gate.subscribe(self._ring)
         self._running: LocalIteration | None = None  # the one that is producing
         self._awaited: tuple[int, int] | None = None  # number of the batch in production, and when that began
         self._last: Task | None = None  # the last batch that was delivered
@@ -224,12 +227,12 @@ class LocalEngine:
                 self.check_open(state.epoch)
                 continue
             self._awaited = task.number, _clock()
-            if self._gate.closed:
+            if self.gate.closed:
                 self._wait_for_resume(state, task)
             delivery = state.produced
             if delivery is None:
                 delivery = self._produce(state, task)
-                if self._gate.closed:  # the user's code, or another thread, has paused the loader meanwhile
+                if self.gate.closed:  # the user's code, or another thread, has paused the loader meanwhile
                     state.produced = delivery
                     continue
             self.check_open(state.epoch)
@@ -247,7 +250,7 @@ class LocalEngine:
         if delivery.outcome.empty:
             state.plan.delivered(task, 0)
             return False
-        self._gate.delivered()
+        self.gate.delivered()
         state.delivered += 1
         self._last_at = _clock()
         self._last = task  # after an interrupt from here on, `check_complete` ends the iteration
@@ -393,7 +396,7 @@ class LocalEngine:
         if state is not None and state.producer is not None and not state.running:
             state.producer.close()
         if not self._iterations:
-            self._gate.forget_steps()
+            self.gate.forget_steps()
             if self._retired:
                 self.close()
 
@@ -401,20 +404,21 @@ class LocalEngine:
 
     def pause(self) -> None:
         """Deliver nothing until `resume` is called."""
-        if not self.closed and self._gate.pause():
+        if not self.closed and self.gate.pause():
             self.bus.publish(ev.LoaderPaused(_clock()))
+            self.gate.announce()
 
     def resume(self) -> None:
         """Continue after `pause`."""
-        if self._gate.resume():
+        if self.gate.resume():
             self.bus.publish(ev.LoaderResumed(_clock()))
-            self._ring()
+            self.gate.announce()
 
     def step(self) -> None:
         """Pause the loader, and deliver one batch."""
         self.pause()
-        self._gate.step()
-        self._ring()
+        self.gate.step()
+        self.gate.announce()
 
     def _ring(self) -> None:
         for state in list(self._iterations.values()):
@@ -429,7 +433,7 @@ class LocalEngine:
         timer = WaitTimer(_clock(), timeout=0, first=task.number == state.plan.first)
         state.bell.listening = True
         try:
-            while self._gate.closed:
+            while self.gate.closed:
                 self.check_open(state.epoch)
                 check = timer.check(_clock(), paused=True)
                 if check.due is not None:
@@ -509,7 +513,7 @@ class LocalEngine:
     def _state(self, state: str) -> str:
         if self.closed:
             return "closed"
-        if self._gate.paused:
+        if self.gate.paused:
             return "paused"
         return "running" if self._iterations else state
 

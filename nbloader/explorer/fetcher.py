@@ -385,7 +385,7 @@ class SampleFetcher:
 
     def _on_done(self, message: BatchDone) -> None:
         reading = self._busy.get(message.uid)
-        if reading is None or reading.job != message.number:  # the sample was given up
+        if reading is None or reading.job != message.job:  # the sample was given up
             message.outcome.discard()
             return
         outcome: Any = message.outcome

@@ -437,7 +437,7 @@ class LoaderConfig(Generic[T_co]):
             )
         if self.iterable and self.num_workers and not self.kind.reads_iterables:
             raise ValueError(
-                f"workers={self.workers!r} cannot read an iterable dataset: use another kind of worker, or num_workers=0"
+                f"workers={self.workers!r} cannot read an iterable dataset: use another kind, or num_workers=0"
             )
         if self.on_timeout == "restart" and not (self.timeout and self.num_workers):
             raise ValueError(

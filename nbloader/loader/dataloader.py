@@ -70,6 +70,7 @@ from nbloader.sampling.epoch_plan import ChunkSpec, EpochContext, batches_of
 from nbloader.sampling.samplers import warn_if_no_samples
 from nbloader.sampling.shard_plan import IterableOptions
 from nbloader.sampling.source import SourceDataset, SourceSampler
+from nbloader.scheduler.gate import Gate
 from nbloader.workers.fetcher import is_async
 from nbloader.workers.in_process import SampleDelivery, private_generators
 from nbloader.workers.registry import InterchangeableKind, kind_class
@@ -158,7 +159,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         bus = ev.EventBus()
         transfer = self._make_transfer()
         engine_config = self._engine_config()
-        engine = self._make_engine(bus, engine_config)
+        engine = self._make_engine(bus, engine_config, Gate())
         return _Parts(
             bus=bus,
             transfer=transfer,
@@ -173,13 +174,13 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             history=EpochHistory(),
         )
 
-    def _make_engine(self, bus: ev.EventBus, config: EngineConfig) -> AnyEngine:
+    def _make_engine(self, bus: ev.EventBus, config: EngineConfig, gate: Gate) -> AnyEngine:
         torch_compat.warn_of_start_method(self.multiprocessing_context)
         if config.has_workers or config.prefetch or config.concurrency:
             # Without workers, a thread loads ahead or runs an event loop: the consumer's own thread may be running one,
             # as in a notebook.
-            return Engine(bus, config)
-        return LocalEngine(bus, config.spec, draws_by_worker=config.round_robin)
+            return Engine(bus, config, gate)
+        return LocalEngine(bus, config.spec, gate, draws_by_worker=config.round_robin)
 
     def _make_transfer(self) -> DeviceTransfer | None:
         config = self._config
@@ -467,7 +468,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             return
         self.clean()
         old, parts.engine_config = parts.engine, config
-        parts.engine = engine = self._make_engine(parts.bus, config)
+        parts.engine = engine = self._make_engine(parts.bus, config, old.gate)
         engine.callbacks = old.callbacks
         parts.control = Control(engine, self.num_workers)
         parts.monitor.follow(engine, parts.transfer)

@@ -556,7 +556,7 @@ class ReplayedBatch:
                     elif isinstance(message, WorkerInitFailed):
                         raise rebuild(message.error, "raised in worker_init_fn", message.raised)
                     elif isinstance(message, BatchDone):
-                        outcomes[message.number] = message.outcome
+                        outcomes[message.job] = message.outcome
                     elif isinstance(message, WorkerGone):
                         raise NbloaderError(f"the thread of the event loop has ended: {handle.stderr_tail}")
         finally:

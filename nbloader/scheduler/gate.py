@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import weakref
+from collections.abc import Callable
 
 
 class Gate:
-    """Whether batches may be assigned to workers and delivered to the consumer.
+    """Whether batches of a loader may be assigned to workers and delivered to consumers.
+
+    A loader has one gate for all its engines: while a second iterator is open, there are two.
 
     Any thread may call any method, also in a signal handler or a finalizer: each of them changes one thing, in one
     call. The numbers of steps are the lengths of queues, whose operations are atomic.
@@ -20,6 +24,18 @@ class Gate:
         """Batches that may be delivered although the loader is paused."""
         self._owed: collections.deque[None] = collections.deque()
         """Jobs that may be assigned although the loader is paused: one for each step that was taken."""
+        self._listeners: list[weakref.WeakMethod[Callable[[], object]]] = []
+
+    def subscribe(self, listener: Callable[[], object]) -> None:
+        """Let `announce` call a method, as long as its object lives. It must not block."""
+        self._listeners = [*(ref for ref in self._listeners if ref() is not None), weakref.WeakMethod(listener)]
+
+    def announce(self) -> None:
+        """Call the listeners, after a change."""
+        for ref in self._listeners:
+            listener = ref()
+            if listener is not None:
+                listener()
 
     def pause(self) -> bool:
         """Let nothing pass until `resume`. Returns whether this changed anything."""

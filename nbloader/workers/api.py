@@ -205,12 +205,12 @@ class WorkerHandle:
             produced: Number of batches produced by workers with this id.
         """
         status = self.status
-        state, number = status.state, status.number
+        state, job = status.state, status.job
         at = None
         sample = None
-        if number >= 0 and state != WorkerState.STARTING:
-            task = next((task for task in held if task.job == number and task.epoch == status.epoch), None)
-            at = number if task is None else task.number
+        if job >= 0 and state != WorkerState.STARTING:
+            task = next((task for task in held if task.job == job and task.epoch == status.epoch), None)
+            at = job if task is None else task.number
             if task is not None and state == WorkerState.FETCHING:
                 sample = _sample(task.indices, status.position)
         return WorkerGauge(
@@ -242,8 +242,8 @@ def fetch_progress(status: WorkerStatus, held: list[Task]) -> FetchProgress | No
         status: Where the worker publishes what it is doing.
         held: The batches that it was given.
     """
-    position, since, number = status.position, status.since, status.number
-    task = next((task for task in held if task.job == number and task.epoch == status.epoch), None)
+    position, since, job = status.position, status.since, status.job
+    task = next((task for task in held if task.job == job and task.epoch == status.epoch), None)
     if task is None or position < 0 or status.state != WorkerState.FETCHING:
         return None
     indices = task.indices

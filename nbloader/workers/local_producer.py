@@ -95,7 +95,7 @@ class LocalProducer:
         status = self._status
         if self._thread is None or self._thread.ident != get_ident():
             self._thread = _Thread(get_ident(), threading.get_native_id())
-        status.epoch, status.number = task.epoch, task.job
+        status.epoch, status.job = task.epoch, task.job
         generators = rng.LazyRandomState()
         try:
             if self._seeding is None:
@@ -103,7 +103,7 @@ class LocalProducer:
             return self._producer.produce_outcome(task, self._seeding.after(generators.seed))
         finally:
             generators.restore()
-            status.state, status.number = WorkerState.IDLE, -1
+            status.state, status.job = WorkerState.IDLE, -1
             self._context.restore()
 
     def close(self) -> None:

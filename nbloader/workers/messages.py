@@ -79,7 +79,7 @@ class BatchDone:
 
     uid: int
     epoch: int
-    number: int
+    job: int
     """Job number of the batch or the chunk."""
     outcome: BatchOutcome
     failed_samples: Sequence[SampleFailure] = ()
@@ -92,7 +92,7 @@ class ShardExhausted:
 
     uid: int
     epoch: int
-    number: int
+    job: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -304,7 +304,7 @@ class ProcessHandle(WorkerHandle):
             return [task for task in held if task.sequence <= status.begun]
         if status.state == WorkerState.STARTING:
             return []
-        return [task for task in held[:1] if (task.epoch, task.job) == (status.epoch, status.number)]
+        return [task for task in held[:1] if (task.epoch, task.job) == (status.epoch, status.job)]
 
     def leave(self) -> None:
         """See `WorkerHandle`."""
@@ -669,7 +669,7 @@ class ProcessPool(WorkerPool):
             if kind == _BATCH:
                 payload = SegmentPayload(handle, body, received)
                 header = payload.header
-                messages.append(BatchDone(uid, header.epoch, header.number, payload, handle.take_failed_samples()))
+                messages.append(BatchDone(uid, header.epoch, header.job, payload, handle.take_failed_samples()))
             elif kind in (Kind.SEGMENT, Kind.DROP):
                 self._read_segments(handle, kind, body)
             elif kind in (Kind.ERROR, Kind.SAMPLE_FAILURES):
@@ -701,21 +701,21 @@ class ProcessPool(WorkerPool):
     @staticmethod
     def _read_shard(handle: ProcessHandle, kind: int, body: Bytes) -> WorkerMessage:
         if kind == Kind.END:
-            epoch, number = pickle.loads(body)
-            return ShardExhausted(handle.uid, epoch, number)
+            epoch, job = pickle.loads(body)
+            return ShardExhausted(handle.uid, epoch, job)
         epoch, shard, position, state, problem = pickle.loads(body)
         return ShardAdvanced(handle.uid, epoch, shard, position, state, problem)
 
     def _read_failure(self, handle: ProcessHandle, kind: int, body: Bytes) -> Iterator[BatchDone]:
         if kind == Kind.ERROR:
-            epoch, number, stage, position, error = pickle.loads(body)
+            epoch, job, stage, position, error = pickle.loads(body)
             failure = WorkerFailure(handle.worker, handle.pid, stage, position, error.with_source_lines())
-            yield BatchDone(handle.uid, epoch, number, failure, handle.take_failed_samples())
+            yield BatchDone(handle.uid, epoch, job, failure, handle.take_failed_samples())
         else:
-            epoch, number, left, failed = pickle.loads(body)
+            epoch, job, left, failed = pickle.loads(body)
             handle.failed_samples = [failure.with_source_lines() for failure in failed]
             if not left:
-                yield BatchDone(handle.uid, epoch, number, EmptyBatch(), handle.take_failed_samples())
+                yield BatchDone(handle.uid, epoch, job, EmptyBatch(), handle.take_failed_samples())
 
     def _read_lifeline(self, handle: ProcessHandle, fd: int, messages: list[WorkerMessage]) -> None:
         if handle.child is not None:

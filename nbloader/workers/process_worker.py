@@ -204,7 +204,7 @@ class TaskMessage(NamedTuple):
     """The body of a TASK frame. It is sent as a plain tuple, which is smaller."""
 
     epoch: int
-    number: int
+    job: int
     """Job number of the batch or chunk."""
     indices: Any
     """What was drawn for the batch, as `pack_indices` returns it."""
@@ -315,7 +315,7 @@ class WorkerLoop:
     def _next_task(self) -> TaskMessage:
         status = self._status
         now = _clock()
-        status.state, status.number, status.since = _IDLE, -1, now
+        status.state, status.job, status.since = _IDLE, -1, now
         if not self._pending or now - self._listened >= LISTEN_NS:  # an unread CANCEL takes effect before the next task
             self._listened = now
             self._receive(wait=False)
@@ -330,7 +330,7 @@ class WorkerLoop:
                 raise HungUpError
             task = _read_task(body)
             self._segments.give_back(task.returned)
-            status.epoch, status.number = task.epoch, task.number
+            status.epoch, status.job = task.epoch, task.job
             return task
 
     def _receive(self, *, wait: bool) -> None:
@@ -349,18 +349,16 @@ class WorkerLoop:
             if kind != _CANCEL:
                 self._process_note(kind, body)
                 continue
-            epoch, numbers = pickle.loads(body)
-            if numbers is None and self._iterable_fetcher is not None:
+            epoch, jobs = pickle.loads(body)
+            if jobs is None and self._iterable_fetcher is not None:
                 self._iterable_fetcher.forget(epoch)
             if self.samples is not None:
-                self.samples.cancel(epoch, numbers)
-            dropped = [
-                task for _body, task in kept if task.epoch == epoch and (numbers is None or task.number in numbers)
-            ]
+                self.samples.cancel(epoch, jobs)
+            dropped = [task for _body, task in kept if task.epoch == epoch and (jobs is None or task.job in jobs)]
             for task in dropped:
                 self._segments.give_back(task.returned)
-                if numbers is None:  # the scheduler counts one of them as begun, and waits for its report
-                    self._send(Kind.END, pickle.dumps((task.epoch, task.number)))
+                if jobs is None:  # the scheduler counts one of them as begun, and waits for its report
+                    self._send(Kind.END, pickle.dumps((task.epoch, task.job)))
             kept = [(body, task) for body, task in kept if task not in dropped]
         self._pending = deque((_TASK, body) for body, _task in kept)
 
@@ -380,13 +378,13 @@ class WorkerLoop:
         producer, status = self._producer, self._status
         produced: ProducedBatch | EmptyBatch | None = None
         try:
-            produced = producer.produce(task.epoch, task.number, indices, partial(self._seed, task.seed))
+            produced = producer.produce(task.epoch, task.job, indices, partial(self._seed, task.seed))
         finally:
             if (failed := producer.failed_samples) and not self._hung_up:
                 outcome_follows = not isinstance(produced, EmptyBatch)
-                self._send(Kind.SAMPLE_FAILURES, pickle.dumps((task.epoch, task.number, outcome_follows, failed)))
+                self._send(Kind.SAMPLE_FAILURES, pickle.dumps((task.epoch, task.job, outcome_follows, failed)))
         if produced is None:
-            self._send(Kind.END, pickle.dumps((task.epoch, task.number)))
+            self._send(Kind.END, pickle.dumps((task.epoch, task.job)))
         if not isinstance(produced, ProducedBatch):
             return
         header, stored = produced
@@ -438,7 +436,7 @@ class WorkerLoop:
         position = self._status.position if fetching and self._batched else -1
         flush(sys.stdout)
         stage = "fetch" if fetching else "collate"
-        self._send(Kind.ERROR, pickle.dumps((task.epoch, task.number, stage, position, describe(error))))
+        self._send(Kind.ERROR, pickle.dumps((task.epoch, task.job, stage, position, describe(error))))
 
 
 class ConcurrentWorkerLoop:
@@ -511,7 +509,7 @@ class ConcurrentWorkerLoop:
                 continue
             task = _read_task(body)
             worker._segments.give_back(task.returned)
-            return QueuedBatch(task, task.epoch, task.number, task.indices, task.seed, task.deaths >= ALONE_AFTER)
+            return QueuedBatch(task, task.epoch, task.job, task.indices, task.seed, task.deaths >= ALONE_AFTER)
         return None
 
     def begin(self, task: TaskMessage) -> bool:

@@ -211,13 +211,13 @@ class Producer:
         self._fetcher, self._in_memory = samples, False
 
     def produce(
-        self, epoch: int, number: int, indices: Any, seed: Callable[[], object]
+        self, epoch: int, job: int, indices: Any, seed: Callable[[], object]
     ) -> ProducedBatch | EmptyBatch | None:
         """Produce a batch or a chunk.
 
         Args:
             epoch: Number of the epoch.
-            number: What the header names the batch.
+            job: Job number of the batch or chunk.
             indices: The value that the batch sampler yielded; see `Task`.
             seed: Seeds the random generators. Called before any user code runs; not called if the batch runs no user
                 code.
@@ -266,7 +266,7 @@ class Producer:
         end = _clock()
         self._slow = end - fetched.begin >= MEASURE_NS
         header = tuple.__new__(BatchHeader, (  # takes half as long as calling the class
-            epoch, number, stored.segment, stored.nbytes, len(stored.skeleton), fetched.size, fetched.begin,
+            epoch, job, stored.segment, stored.nbytes, len(stored.skeleton), fetched.size, fetched.begin,
             fetched.end, end, fetch_cpu, collate_cpu, fetched.slowest, fetched.slowest_ns,
         ))  # fmt: skip
         return ProducedBatch(header, stored)
@@ -285,7 +285,7 @@ class Producer:
             WorkerAbandonedError: The worker must end.
         """
         try:
-            produced = self.produce(task.epoch, task.number, task.indices, partial(seed, task.seed))
+            produced = self.produce(task.epoch, task.job, task.indices, partial(seed, task.seed))
         except Exception as error:  # whatever the user's dataset or collate_fn raises
             if is_abandoned(error, self._status) or raised_by_handler(error):
                 raise

@@ -459,7 +459,7 @@ class SampleLoop:
     def _hand_over(self, batch: BegunBatch) -> None:
         """Collate and send a batch that is complete."""
         self._produced = batch
-        self._status.epoch, self._status.number = batch.queued.epoch, batch.queued.job
+        self._status.epoch, self._status.job = batch.queued.epoch, batch.queued.job
         seed_task(batch.queued.seed)
         self._source.produce(batch.queued.task)
         self._produced = None
@@ -500,10 +500,10 @@ class SampleLoop:
         status = self._status
         batch = self._shown = next(iter(self._begun.values()), None)
         if batch is None:
-            status.state, status.number, status.since = WorkerState.IDLE, -1, _clock()
+            status.state, status.job, status.since = WorkerState.IDLE, -1, _clock()
             return
         status.position = next(iter(batch.tasks), AT_ONCE)
-        status.epoch, status.number, status.since = batch.queued.epoch, batch.queued.job, batch.begin
+        status.epoch, status.job, status.since = batch.queued.epoch, batch.queued.job, batch.begin
         status.state = WorkerState.FETCHING
 
     def awaited(self) -> Any:

@@ -41,8 +41,8 @@ class WorkerStatus(Protocol):
     """A `WorkerState`."""
     epoch: int
     """Number of the epoch that the batch belongs to."""
-    number: int
-    """Number of the batch or chunk; -1 if there is none."""
+    job: int
+    """Job number of the batch or chunk; -1 if there is none."""
     since: int
     """When `state` began, `time.perf_counter_ns()`."""
     pid: int
@@ -62,7 +62,7 @@ class SharedStatus(ctypes.Structure):
     _fields_ = (
         ("state", ctypes.c_int64),
         ("epoch", ctypes.c_int64),
-        ("number", ctypes.c_int64),
+        ("job", ctypes.c_int64),
         ("since", ctypes.c_int64),
         ("position", ctypes.c_int64),
         ("pid", ctypes.c_int64),
@@ -75,7 +75,7 @@ class SharedStatus(ctypes.Structure):
 
     state: int
     epoch: int
-    number: int
+    job: int
     since: int
     position: int
     pid: int
@@ -112,12 +112,12 @@ class LocalStatus:
     A thread cannot be killed. `abandon()` makes it stop before its next sample instead.
     """
 
-    __slots__ = ("_left", "_position", "_size", "abandoned", "epoch", "number", "pid", "since", "state")
+    __slots__ = ("_left", "_position", "_size", "abandoned", "epoch", "job", "pid", "since", "state")
 
     def __init__(self, pid: int, state: int = WorkerState.STARTING) -> None:
         self.state = state
         self.epoch = 0
-        self.number = -1
+        self.job = -1
         self.since = 0
         self.pid = pid
         self.abandoned = False

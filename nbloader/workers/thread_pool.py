@@ -448,7 +448,7 @@ class ThreadWorker:
             task = self._next_task(producer.iterable_fetcher, tasks)
             if task is None:
                 return
-            status.epoch, status.number = task.epoch, task.job
+            status.epoch, status.job = task.epoch, task.job
             try:
                 outcome = producer.produce_outcome(task, seed)
             except WorkerAbandonedError:
@@ -463,7 +463,7 @@ class ThreadWorker:
     def _next_task(self, iterable_fetcher: IterableFetcher | None, tasks: queue.SimpleQueue[Item]) -> Task | None:
         """Wait for the next task that was not cancelled. Return None if the worker must end."""
         handle, status = self._handle, self._status
-        status.state, status.number, status.since = _IDLE, -1, _clock()
+        status.state, status.job, status.since = _IDLE, -1, _clock()
         while True:
             task = tasks.get()
             if task is None or handle.killed:

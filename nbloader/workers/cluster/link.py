@@ -310,7 +310,7 @@ class NodeLink:
                 block = self._batches.begin(nbytes)
             except (MemoryError, OSError) as error:
                 header = unpack_header(begin.header)
-                self._put(BatchDone(begin.uid, header.epoch, header.number, LoaderFailure(error)))
+                self._put(BatchDone(begin.uid, header.epoch, header.job, LoaderFailure(error)))
         self._partial = batch = IncomingBatch(begin, sent, block, self._batches)
         if batch.left:
             self._continue(pieces.popleft())
@@ -332,14 +332,14 @@ class NodeLink:
             return
         payload = batch.finish(handle, self.node.name, self.clock, _clock())
         header = batch.header
-        self._put(BatchDone(handle.uid, header.epoch, header.number, payload, batch.begin.failed_samples))
+        self._put(BatchDone(handle.uid, header.epoch, header.job, payload, batch.begin.failed_samples))
 
     def _take_status(self, entry: StatusEntry) -> None:
         handle = self.handles.get(entry.uid)
         if handle is None:
             return
         status = handle.status
-        status.state, status.epoch, status.number = entry.state, entry.epoch, entry.number
+        status.state, status.epoch, status.job = entry.state, entry.epoch, entry.job
         status.since, status.position = self.clock.here(entry.since), entry.position
         status.pid = entry.pid
         if entry.pid and not handle.pid:

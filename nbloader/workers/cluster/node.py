@@ -241,7 +241,7 @@ class Node:
         for message in messages:
             uid = self._uids[message.uid]
             if isinstance(message, BatchDone | ShardExhausted):
-                self._tasks[uid].pop(JobKey(message.epoch, message.number), None)
+                self._tasks[uid].pop(JobKey(message.epoch, message.job), None)
             if isinstance(message, BatchDone) and isinstance(message.outcome, SegmentPayload):
                 self._outgoing.append(self._outgoing_batch(uid, message, message.outcome))
                 continue
@@ -283,7 +283,7 @@ class Node:
     def _status(uid: int, handle: ProcessHandle) -> StatusEntry:
         status = handle.status
         return StatusEntry(
-            uid, status.state, status.epoch, status.number, status.since, status.position, handle.pid or status.pid,
+            uid, status.state, status.epoch, status.job, status.since, status.position, handle.pid or status.pid,
             status.begun,
         )  # fmt: skip
 

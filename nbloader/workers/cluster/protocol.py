@@ -133,7 +133,7 @@ class StatusEntry(NamedTuple):
     uid: int
     state: int
     epoch: int
-    number: int
+    job: int
     since: int
     position: int
     pid: int
