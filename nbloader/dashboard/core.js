@@ -113,8 +113,9 @@ class Section {
 
 // An explorer below the panels: the view of another widget.
 class Drawer {
-  constructor(model, root, onclose) {
+  constructor(model, host, root, onclose) {
     this.manager = model.widget_manager;
+    this.host = host;
     this.node = make("section", "nbl-drawer", root);
     this.node.setAttribute("aria-label", "explorer");
     this.node.hidden = true;
@@ -133,10 +134,18 @@ class Drawer {
     this.node.hidden = false;
     write(this.said, said ?? "opening…");
     if (said) return this.reveal();
-    const view = await this.manager.create_view(await this.manager.get_model(id));
-    this.clear();
-    this.view = view;
-    this.body.append(view.el);
+    if (this.manager?.create_view) {
+      const view = await this.manager.create_view(await this.manager.get_model(id));
+      this.clear();
+      this.view = view;
+      this.body.append(view.el);
+    } else {  // marimo: its models are not those of ipywidgets
+      const widget = await this.host.getWidget(`anywidget:${id}`);
+      this.clear();
+      const ending = new AbortController();
+      this.view = { remove: () => ending.abort() };
+      await widget.render({ el: make("div", "", this.body), signal: ending.signal });
+    }
     write(this.said, "");
     this.reveal();
   }
@@ -156,7 +165,7 @@ async function loadPanels(asset, load) {
   return Object.fromEntries(await Promise.all(sources.map(async ([name, text]) => [name, await load(`panel ${name}`, text)])));
 }
 
-export async function mount({ model, el, styles, asset, load }) {
+export async function mount({ model, el, host, styles, asset, load }) {
   const modules = await loadPanels(asset, load);
   // BokehJS attaches itself to `this`: give it an object of our own, so that another Bokeh on the page is not touched.
   const bokeh = async () => {
@@ -195,7 +204,7 @@ export async function mount({ model, el, styles, asset, load }) {
       entry.panel = modules[name].create(entry.section.body, api);
     }
     make("p", "nbl-note nbl-dock", root, DOCK);
-    drawer = new Drawer(model, root, () => connection.send({ kind: "close_explorer" }));
+    drawer = new Drawer(model, host, root, () => connection.send({ kind: "close_explorer" }));
   };
   const apply = (message) => {
     const reset = message.kind === "full";

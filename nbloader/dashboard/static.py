@@ -19,17 +19,18 @@ def _styles() -> str:
     return re.sub(r"\s+", " ", re.sub(r"/\*.*?\*/", "", assets.styles(), flags=re.DOTALL)).strip()
 
 
-def html(name: str, panels: Iterable[str]) -> str:
+def html(name: str, panels: Iterable[str], notice: str = "") -> str:
     """Join the static forms of the panels to one fragment of HTML.
 
     Args:
         name: Identity of the dashboard. Its live views hide the static form.
         panels: HTML of each panel, with all texts escaped.
+        notice: HTML to show above the panels.
 
     Returns:
         A fragment of HTML with its own styles.
     """
     return (
         f'<div class="nbl nbl-static" data-nbl="{escape(name)}" role="group" aria-label="nbloader, last state">'
-        f"<style>{_styles()}</style>{''.join(panels)}</div>"
+        f"<style>{_styles()}</style>{notice}{''.join(panels)}</div>"
     )

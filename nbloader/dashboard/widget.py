@@ -9,7 +9,8 @@ The saved state of the widget is a stub of a few lines. When the widget is displ
 styles and BokehJS from the kernel, so that a saved notebook stays small and nothing comes from a CDN.
 
 Below the widget is a second output with a static form of the last state. It is hidden while the widget is alive. A
-notebook without a kernel shows it.
+notebook without a kernel shows it. A page that does not answer shows it, too: then it says so, and the loop's own thread
+writes it every two seconds, because some front ends ignore what other threads display.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ from nbloader.dashboard.publisher import Publisher
 from nbloader.events import BatchRecord, EpochEnded, EpochStarted, Event, LoaderClosed
 from nbloader.frontend import comm
 from nbloader.frontend.live import LiveWidget
-from nbloader.frontend.outputs import display, running_cell
+from nbloader.frontend.host import in_marimo
+from nbloader.frontend.outputs import display, display_widget, html_for_marimo, running_cell
+from nbloader.frontend.silence import Silence, advice
 from nbloader.metrics.snapshot import ENDED
 
 if TYPE_CHECKING:
@@ -44,8 +47,18 @@ TEXT = "nbloader dashboard"
 """The plain-text form. It is constant, so that executed notebooks can be compared."""
 STATIC_INTERVALS = (5.0, 60.0)
 """Seconds until the first static form of a running epoch, and between later ones, in case the kernel dies."""
+SILENT_INTERVAL = 2.0
+"""Seconds between two static forms while a loop takes batches and the page does not answer."""
 CLOSING_SECONDS = 2.0
 """Maximum time, in seconds, that a cell that closes a loader waits for the static form to replace the live view."""
+
+CALLS = (
+    "Until then, this form is refreshed every 2 s while a loop takes batches. What the buttons do, in a cell (interrupt the"
+    " running one first): <code>loader.restart_workers()</code>, <code>loader.pause()</code>, <code>loader.step()</code>,"
+    " <code>loader.resume()</code>, <code>loader.num_workers = 4</code>. With <code>timeout=60,"
+    ' on_timeout="restart"</code>, the loader itself restarts a worker that hangs.'
+)
+"""What to use in place of the live view, as HTML."""
 
 
 class Dashboard:
@@ -71,6 +84,8 @@ class Dashboard:
         self._full_due = False
         self._static_due = True
         self._next_static = float("inf")
+        self._silence = Silence()
+        self._next_silent = 0.0
         self._lock = threading.Lock()
         """Held from an observation of the loader until the result has been sent or drawn."""
 
@@ -85,7 +100,7 @@ class Dashboard:
         )
         # The return values are not kept, because they may hold the loader. Both registrations end with the loader.
         loader.events.subscribe(self._on_event)
-        loader.on_wait(comm.pump)
+        loader.on_wait(self._in_the_loop)
         self._publisher.start()
 
     def __repr__(self) -> str:
@@ -96,6 +111,14 @@ class Dashboard:
         if self._shown_in is None or self._shown_in != running_cell():
             self.show()
 
+    def _display_(self) -> Any:
+        """Return what marimo shows for the last line of a cell."""
+        if self._publisher.ended:
+            with self._lock:
+                return html_for_marimo(self._static_html())
+        self.widget.reopen()
+        return self.widget
+
     def show(self) -> None:
         """Show a view of the dashboard below the running cell."""
         self._shown_in = running_cell()
@@ -103,10 +126,21 @@ class Dashboard:
             with self._lock:
                 self._show_static("view")
             return
-        view = {"version_major": 2, "version_minor": 0, "model_id": self.widget.model_id}
-        display(f"{self._name}-view", TEXT, {"application/vnd.jupyter.widget-view+json": view})
+        self.widget.reopen()
+        display_widget(f"{self._name}-view", TEXT, self.widget)
+        self._silence.shown(self.write_static)
         with self._lock:
             self._show_static("static")
+
+    # On the thread that takes batches.
+
+    def _in_the_loop(self) -> None:
+        """Handle clicks while the cell is busy. If the page does not answer, write the static form now and then."""
+        comm.pump()
+        self._silence.looked(closed=self.widget.closed)
+        if self._silence.noticed and time.monotonic() >= self._next_silent and not self._publisher.ended:
+            self.write_static()
+            self._next_silent = time.monotonic() + SILENT_INTERVAL
 
     # Incoming: on the thread that publishes the event, and on the main thread or a subshell of the kernel.
 
@@ -124,6 +158,9 @@ class Dashboard:
 
     def _on_message(self, _widget: object, message: dict[str, Any], _buffers: object) -> None:
         kind, view = message.get("kind"), message.get("view")
+        if self._silence.heard():
+            self._static_due = True
+            self._publisher.wake()
         if self.widget.serve(message):
             return
         if kind == "ready":
@@ -206,7 +243,7 @@ class Dashboard:
     def _write_static_if_due(self) -> None:
         if time.monotonic() > self._next_static:
             self._static_due, self._next_static = True, time.monotonic() + STATIC_INTERVALS[1]
-        if self._static_due:
+        if self._static_due and not self._silence.noticed:  # else the loop or the end of the cell writes it
             self.write_static()
 
     def _observe_if_alive(self) -> None:
@@ -230,8 +267,12 @@ class Dashboard:
             self._show_static("static", update=True)
 
     def _show_static(self, slot: str, *, update: bool = False) -> None:
-        html = static.html(self._name, (panel.html(self._feed.payloads[panel.name]) for panel in self._feed.panels))
-        display(f"{self._name}-{slot}", TEXT, {"text/html": html}, update=update)
+        display(f"{self._name}-{slot}", TEXT, {"text/html": self._static_html()}, update=update)
+
+    def _static_html(self) -> str:
+        notice = advice("dashboard", "loader.dashboard()", CALLS) if self._silence.noticed else ""
+        panels = (panel.html(self._feed.payloads[panel.name]) for panel in self._feed.panels)
+        return static.html(self._name, panels, notice)
 
     def _finish(self) -> None:
         """Replace the live view with the static form: the live view would show an error once the kernel is gone."""
@@ -264,7 +305,9 @@ def _write_static_in_time() -> None:
     A program that executes notebooks (nbconvert, papermill) records only what is displayed while a cell runs. A cell
     that closes a loader therefore waits until the static form has replaced the live view.
     """
-    get_ipython().events.register("post_run_cell", _write_static)
+    shell = get_ipython()
+    if shell is not None:
+        shell.events.register("post_run_cell", _write_static)
     atexit.register(_write_static)
 
 
@@ -272,5 +315,5 @@ def _write_static(_result: object = None) -> None:
     for dashboard in list(_dashboards.values()):
         if dashboard._publisher.ended:
             dashboard._publisher.thread.join(CLOSING_SECONDS)
-        elif dashboard._static_due:
+        elif dashboard._static_due or dashboard._silence.noticed:
             dashboard.write_static()

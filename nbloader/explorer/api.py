@@ -16,8 +16,8 @@ F = TypeVar("F", bound=Callable[[Any], Any])
 
 
 INSTEAD = (
-    "nbloader: the explorer needs a Jupyter notebook. In a script or a terminal look at dataset[i], or stop in it with "
-    "loader.debug(i)."
+    "nbloader: the explorer needs a notebook (Jupyter or marimo). In a script or a terminal look at dataset[i], or stop "
+    "in it with loader.debug(i)."
 )
 """What a script or a terminal prints in place of an explorer."""
 
@@ -64,7 +64,7 @@ class Explore:
             TypeError: `x` has no samples.
             ValueError: A number is not positive, or `normalization` is invalid.
         """
-        from IPython import get_ipython
+        from nbloader.frontend.host import host
 
         if num_workers < 1 or buffer < 1:
             raise ValueError(f"num_workers and buffer must be at least 1, not {num_workers} and {buffer}")
@@ -72,7 +72,7 @@ class Explore:
             from nbloader.workers import registry
 
             one_of("workers", workers, get_args(registry.InterchangeableKind))
-        if getattr(get_ipython(), "kernel", None) is None:
+        if host() is None:
             print(INSTEAD)  # noqa: T201 - as the dashboard would be in the output of a cell
             return None
         from nbloader.explorer.widget import Explorer

@@ -19,7 +19,9 @@ _CAPTION_FIRST = {"label": 0, "number": 1, "text": 2}
 """Kinds of fields that come first in a caption, in this order, as in `explorer.js`."""
 
 
-def html(name: str, styles: str, title: str, total: int, cards: Iterable[tuple[int, ReadSample]]) -> str:
+def html(
+    name: str, styles: str, title: str, total: int, cards: Iterable[tuple[int, ReadSample]], notice: str = ""
+) -> str:
     """Render a page of cards.
 
     Args:
@@ -28,6 +30,7 @@ def html(name: str, styles: str, title: str, total: int, cards: Iterable[tuple[i
         title: Title of the dataset.
         total: Number of samples.
         cards: Index and content of each sample that was on screen.
+        notice: HTML to show above the samples.
 
     Returns:
         An HTML fragment with its own styles.
@@ -48,7 +51,7 @@ def html(name: str, styles: str, title: str, total: int, cards: Iterable[tuple[i
     shown = f", {len(boxes)} of them below" if boxes else ""
     return (
         f'<div class="nbl nbx nbl-static" data-nbl="{escape(name)}" role="group" aria-label="nbloader, last state">'
-        f'<style>{small}</style><div class="nbx-head"><span class="nbx-title">{escape(title)}: '
+        f'<style>{small}</style>{notice}<div class="nbx-head"><span class="nbx-title">{escape(title)}: '
         f'{plural(total, "sample")}{shown}</span></div><div class="nbx-page">{"".join(boxes)}</div></div>'
     )
 

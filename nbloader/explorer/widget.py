@@ -37,7 +37,8 @@ from nbloader.explorer.sources import Source, delivered, source_of
 from nbloader.explorer.table import MAX_ROWS, Row, SampleTable
 from nbloader.frontend import comm
 from nbloader.frontend.live import Assets, LiveWidget, with_base, with_helpers
-from nbloader.frontend.outputs import display, running_cell
+from nbloader.frontend.outputs import display, display_widget, html_for_marimo, running_cell
+from nbloader.frontend.silence import Silence, advice
 from nbloader.workers.fetcher import is_async
 from nbloader.workers.in_process import SampleDelivery, as_in_worker
 from nbloader.workers.seeding import Seeding
@@ -49,6 +50,12 @@ STATIC_PAUSE = 1.0
 """Seconds without new samples after which the static form is written."""
 BEGIN, FIRST = "begin", 24
 """The name, in the fetcher's queue, of a view that is being opened, and the number of samples to read for it."""
+CALLS = (
+    "In place of the view, with <code>view = nbloader.explore(...)</code>: <code>view.rows()</code>,"
+    ' <code>view.costs("label")</code>, <code>view.scan()</code> and <code>view.problems()</code>;'
+    " <code>dataset[i]</code> is a sample. Below are the first ones."
+)
+"""What to use in place of the live view, as HTML."""
 MAX_WANTED = 400
 """Maximum number of samples that a view may have on screen."""
 MAX_DRAWS = 16
@@ -126,6 +133,7 @@ class Explorer:
         self._table = SampleTable()
         self._filtered: list[int] = []
         self._on_screen: list[int] = []
+        self._silence = Silence()
         self._static_due = False
         self._static_at = 0.0  # when to write the static form
         self._timing = False  # whether the timer that checks this is running
@@ -172,17 +180,41 @@ class Explorer:
         if self._shown_in is None or self._shown_in != running_cell():
             self.show()
 
+    def _display_(self) -> Any:
+        """Return what marimo shows for the last line of a cell."""
+        self._keep_shown()
+        if self._closed:
+            return html_for_marimo(self._static_html())
+        self._begin()
+        return self.widget
+
     def show(self) -> None:
         """Show the explorer below the running cell, as an additional view."""
-        self._shown, self._shown_in = True, running_cell()
-        _shown.append(self)
+        self._shown_in = running_cell()
+        self._keep_shown()
         if self._closed:
             display(f"{self._name}-view", TEXT, {"text/html": self._static_html()})
             return
-        self._fetcher.want(BEGIN, range(min(FIRST, self._total)))  # while the page loads the view
-        view = {"version_major": 2, "version_minor": 0, "model_id": self.widget.model_id}
-        display(f"{self._name}-view", TEXT, {"application/vnd.jupyter.widget-view+json": view})
+        self._begin()
+        display_widget(f"{self._name}-view", TEXT, self.widget)
+        this = weakref.ref(self)
+        self._silence.shown(lambda: _call(this, "_on_silence"))
         display(f"{self._name}-static", TEXT, {"text/html": self._static_html()})
+
+    def _keep_shown(self) -> None:
+        self._shown = True
+        _shown.append(self)
+
+    def _begin(self) -> None:
+        """Read the first samples, while the page loads the view."""
+        self.widget.reopen()
+        self._fetcher.want(BEGIN, range(min(FIRST, self._total)))
+
+    def _on_silence(self) -> None:
+        """Show the first samples in the static form: no view will ask for any."""
+        self._on_screen = self._on_screen or list(range(min(FIRST, self._total)))
+        self._static_due = True
+        self.write_static()
 
     # ---- what the user does in Python -------------------------------------------------------------------------------
 
@@ -485,6 +517,8 @@ class Explorer:
     # ---- from views: on the main thread, on a subshell, or inside __next__ ------------------------------------------
 
     def _on_message(self, message: Mapping[str, Any]) -> None:
+        if self._silence.heard():
+            self._plan_static()
         if self._closed or self.widget.serve(message):
             return
         handler = self._handlers.get(str(message.get("kind")))
@@ -762,7 +796,8 @@ class Explorer:
         with self._lock:
             indices, total = self._on_screen, self._total
         cards = [(request.index, sample) for request, sample in self._fetcher.there(indices)]
-        return static.html(self._name, styles(), self._source.title, total, cards)
+        notice = advice("explorer", "nbloader.explore(...)", CALLS) if self._silence.noticed else ""
+        return static.html(self._name, styles(), self._source.title, total, cards, notice)
 
 
 def _normalization(given: tuple[Any, Any] | Literal[False] | None, dataset: Any) -> Normalization | None:

@@ -16,7 +16,7 @@ All other messages (cells, completions, other widgets, whose callbacks nobody ex
 and wait until the cell ends, as they would without nbloader.
 
 Both functions use private names of ipykernel. If these are missing, the functions are no-ops, and clicks wait until the
-cell ends.
+cell ends. In marimo, which has no kernel of Jupyter, `marimo_messages.py` does the same.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from collections.abc import Callable
 from typing import Any
 
 from nbloader._util.signals import interrupts_deferred
+from nbloader.frontend import marimo_messages
+from nbloader.frontend.host import in_marimo
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +50,7 @@ def adopt(comm: Any) -> None:
     """Arrange for the messages of a comm to be handled while a cell is running.
 
     Args:
-        comm: An open comm of ipykernel. Any other object is ignored, as is None (no kernel).
+        comm: An open comm of ipykernel or marimo. Any other object is ignored, as is None (no kernel).
     """
     comm_id = getattr(comm, "comm_id", None)
     if comm_id is None:
@@ -58,7 +60,8 @@ def adopt(comm: Any) -> None:
     # BaseComm.handle_msg also triggers IPython's pre_execute and post_execute. The latter makes matplotlib publish and
     # close the unfinished figures of the running cell, which a click on one of our widgets must not do.
     with contextlib.suppress(AttributeError, TypeError):
-        comm.handle_msg = _handler_without_hooks(comm)
+        make = marimo_messages.handler_of_first_copies if in_marimo() else _handler_without_hooks
+        comm.handle_msg = make(comm)
 
 
 def unroute(comm: Any) -> None:
@@ -90,6 +93,8 @@ def pump() -> int:
     Returns:
         The number of messages handled; 0 outside a kernel, on another thread, or on an unsupported kernel.
     """
+    if in_marimo():
+        return marimo_messages.pump(_adopted)
     if threading.current_thread() is not threading.main_thread():
         return 0
     kernel = _kernel()

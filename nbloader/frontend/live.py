@@ -94,6 +94,18 @@ class LiveWidget(anywidget.AnyWidget):
         """Return the constant text."""
         return self._text
 
+    @property
+    def closed(self) -> bool:
+        """Whether the comm was closed: here, by a page that has no widgets, or by marimo when the cell runs again."""
+        return self.comm is None or bool(getattr(self.comm, "_closed", False))
+
+    def reopen(self) -> None:
+        """Open the comm again if something else has closed it. The id of the model stays the same."""
+        if self.closed:
+            self.comm = None
+            self.open()
+            comm.adopt(self.comm)
+
     def serve(self, message: Mapping[str, Any]) -> bool:
         """Send an asset if the message requests one. Return whether the message is such a request."""
         if message.get("kind") != "asset":

@@ -8,9 +8,12 @@ from typing import Any
 from IPython import get_ipython
 from IPython.display import publish_display_data
 
+from nbloader.frontend.host import in_marimo
+from nbloader.frontend.silence import enable_colab_widgets
+
 
 def display(display_id: str, text: str, data: dict[str, Any], *, update: bool = False) -> None:
-    """Publish an output of the running cell, or replace an existing output.
+    """Publish an output of the running cell, or replace an existing output. A no-op without IPython, as in marimo.
 
     Args:
         display_id: Identifies the output for later updates.
@@ -18,11 +21,38 @@ def display(display_id: str, text: str, data: dict[str, Any], *, update: bool = 
         data: The other representations, keyed by MIME type.
         update: Whether to replace the outputs with this id.
     """
+    if get_ipython() is None:  # publishing would create a shell
+        return
     # The kernel's channels are closed, or, with ipykernel 7.0, this thread belongs to no cell: nobody would see it.
     with contextlib.suppress(ValueError, OSError, LookupError):
         publish_display_data(  # type: ignore[no-untyped-call]
             {**data, "text/plain": text}, transient={"display_id": display_id}, update=update
         )
+
+
+def display_widget(display_id: str, text: str, widget: Any) -> None:
+    """Show a view of a widget below the running cell, while the cell runs.
+
+    Args:
+        display_id: Identifies the output for later updates. marimo has no such updates.
+        text: The plain-text representation.
+        widget: The widget.
+    """
+    if in_marimo():
+        import marimo  # type: ignore[import-not-found, unused-ignore]
+
+        marimo.output.append(widget)
+        return
+    enable_colab_widgets()
+    view = {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}
+    display(display_id, text, {"application/vnd.jupyter.widget-view+json": view})
+
+
+def html_for_marimo(text: str) -> Any:
+    """Return what marimo shows as HTML."""
+    import marimo  # type: ignore[import-not-found, unused-ignore]
+
+    return marimo.Html(text)
 
 
 def running_cell() -> str | None:

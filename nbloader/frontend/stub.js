@@ -14,7 +14,7 @@ async function asset(model, name) {
       resolve(buffers[0]);
     };
     const ask = () => {  // again and again: the kernel may be too busy
-      model.send({ kind: "asset", name });
+      model.send({ kind: "asset", name, token: String(Math.random()) });
       timer = setTimeout(ask, delay);
       delay = Math.min(2 * delay, 60000);
     };
@@ -33,11 +33,11 @@ function load(name, text) {
   return page.get(key);
 }
 
-async function render({ model, el }) {
+async function render({ model, el, host }) {
   el.classList.add("nbl-live");
   const [styles, core] = await Promise.all([
     asset(model, "styles"), asset(model, "code").then((text) => load("core", text)),
   ]);
-  return core.mount({ model, el, styles, asset: (name) => asset(model, name), load });
+  return core.mount({ model, el, host, styles, asset: (name) => asset(model, name), load });
 }
 export default { render };

@@ -56,7 +56,8 @@ const SETTLING = [200, 1000, 4000];  // ms after a change of theme at which its 
 // called when the page changes its theme. Of what is returned, `answered()` ends the requests for the first message.
 function connect({ model, el, root, receive, orphaned, keys, retheme }) {
   const view = crypto.randomUUID?.() ?? String(Math.random());
-  const send = (message) => { if (!connection.gone) model.send({ ...message, view }); };
+  let sent = 0;  // the token says which messages are the same one: marimo delivers each twice
+  const send = (message) => { if (!connection.gone) model.send({ ...message, view, token: `${view} ${sent++}` }); };
   let timer = null, delay = 1000;
   const ask = () => {  // until answered: the kernel may be too busy the first time
     send({ kind: "ready" });

@@ -1134,6 +1134,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def _ipython_display_(self) -> None:
         self.dashboard()
 
+    def _display_(self) -> Dashboard | None:
+        """Return what marimo shows for the last line of a cell."""
+        return self.dashboard()
+
     # ---- checkpoints ------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> State:

@@ -119,15 +119,20 @@ class Player:
             raise ValueError(f"{recording.name} has no mark {self._fork!r}; its marks: {has}")
         return marks[0] if marks else 0.0
 
-    def _ipython_display_(self) -> None:
+    def _display_(self) -> Any:
+        """Return what marimo shows for the last line of a cell."""
         from nbloader.frontend.live import LiveWidget
-        from nbloader.frontend.outputs import display
 
         if self._widget is None:
             self._widget = LiveWidget(self._assets(), TEXT)
             self._widget.on_msg(lambda widget, message, _buffers: widget.serve(message))
-        view = {"version_major": 2, "version_minor": 0, "model_id": self._widget.model_id}
-        display(f"{self._name}-view", TEXT, {"application/vnd.jupyter.widget-view+json": view})
+        self._widget.reopen()
+        return self._widget
+
+    def _ipython_display_(self) -> None:
+        from nbloader.frontend.outputs import display, display_widget
+
+        display_widget(f"{self._name}-view", TEXT, self._display_())
         display(f"{self._name}-static", TEXT, {"text/html": self._static()})
 
     def save(self, path: str | os.PathLike[str], *, title: str = "Recorded run", plots: bool = True) -> Path:
