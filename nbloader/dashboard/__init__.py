@@ -12,8 +12,8 @@ __all__ = ["show"]
 
 
 INSTEAD = (
-    "nbloader: the dashboard needs a notebook (Jupyter or marimo). In a script or a terminal use print(loader.stats()), "
-    "`for batch in loader.progress():` for a bar, or loader.report().save('report.html')."
+    "nbloader: the dashboard needs a notebook (Jupyter or marimo). In a script or a terminal use "
+    "print(loader.stats()), `for batch in loader.progress():` for a bar, or loader.report().save('report.html')."
 )
 """What a script or a terminal prints in place of the dashboard."""
 
@@ -21,8 +21,8 @@ INSTEAD = (
 def show(loader: LoaderControl) -> Dashboard | None:
     """Show the dashboard of a loader below the running cell.
 
-    A loader has one dashboard; each call adds a view of it. Without Jupyter and marimo, for example in a script that was
-    exported from a notebook, a line is printed that says what to use instead, and the program goes on.
+    A loader has one dashboard; each call adds a view of it. Without Jupyter and marimo, for example in a script that
+    was exported from a notebook, a line is printed that says what to use instead, and the program goes on.
 
     Args:
         loader: The loader to watch. The dashboard holds only a weak reference to it.

@@ -9,8 +9,8 @@ The saved state of the widget is a stub of a few lines. When the widget is displ
 styles and BokehJS from the kernel, so that a saved notebook stays small and nothing comes from a CDN.
 
 Below the widget is a second output with a static form of the last state. It is hidden while the widget is alive. A
-notebook without a kernel shows it. A page that does not answer shows it, too: then it says so, and the loop's own thread
-writes it every two seconds, because some front ends ignore what other threads display.
+notebook without a kernel shows it. A page that does not answer shows it, too: then it says so, and the loop's own
+thread writes it every two seconds, because some front ends ignore what other threads display.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ from nbloader.dashboard.publisher import Publisher
 from nbloader.events import BatchRecord, EpochEnded, EpochStarted, Event, LoaderClosed
 from nbloader.frontend import comm
 from nbloader.frontend.live import LiveWidget
-from nbloader.frontend.host import in_marimo
 from nbloader.frontend.outputs import display, display_widget, html_for_marimo, running_cell
 from nbloader.frontend.silence import Silence, advice
 from nbloader.metrics.snapshot import ENDED
@@ -53,10 +52,10 @@ CLOSING_SECONDS = 2.0
 """Maximum time, in seconds, that a cell that closes a loader waits for the static form to replace the live view."""
 
 CALLS = (
-    "Until then, this form is refreshed every 2 s while a loop takes batches. What the buttons do, in a cell (interrupt the"
-    " running one first): <code>loader.restart_workers()</code>, <code>loader.pause()</code>, <code>loader.step()</code>,"
-    " <code>loader.resume()</code>, <code>loader.num_workers = 4</code>. With <code>timeout=60,"
-    ' on_timeout="restart"</code>, the loader itself restarts a worker that hangs.'
+    "Until then, this form is refreshed every 2 s while a loop takes batches. What the buttons would do, in a cell"
+    " (interrupt the running one first): <code>loader.restart_workers()</code>, <code>loader.pause()</code>,"
+    " <code>loader.step()</code>, <code>loader.resume()</code>, <code>loader.num_workers = 4</code>. With"
+    ' <code>DataLoader(..., timeout=60, on_timeout="restart")</code>, workers that hang are restarted without a click.'
 )
 """What to use in place of the live view, as HTML."""
 

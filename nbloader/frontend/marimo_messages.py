@@ -1,8 +1,8 @@
 """Handle the messages of our widgets while a cell of marimo is busy.
 
-marimo puts each message of a widget into two queues: one for all requests, which its main loop reads between cells, and
-one from which it merges movements of sliders. `pump()` takes the second copies of our messages while the loop waits for a
-batch, and puts those of other widgets back. When the main loop reads the first copy of a message, it is skipped.
+marimo puts each message of a widget into two queues: one for all requests, which its main loop reads between cells,
+and one from which it merges movements of sliders. `pump()` takes the second copies of our messages while the loop waits
+for a batch, and puts those of other widgets back. When the main loop reads the other copy of a message, it is skipped.
 
 This uses private names of marimo. If they are missing, clicks wait until the cell ends.
 """

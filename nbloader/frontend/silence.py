@@ -1,8 +1,8 @@
 """Notice that no page answers a widget, and say why and what to do.
 
-A page that can draw a widget requests its code at once. If no message has come a few seconds after the widget was shown,
-although the kernel has looked for messages since, then none will come while this goes on: the Jupyter server lacks
-anywidget, or the front end delivers messages only between cells. A page without any widgets closes the comm at once.
+A page that can draw a widget requests its code at once. If no message has come a few seconds after the widget was
+shown, although the kernel has looked for messages since, then none will come while this goes on: the Jupyter server
+lacks anywidget, or the front end delivers messages only between cells. A page without any widgets closes the comm.
 
 A program that executes notebooks (nbconvert, papermill) never answers, and nobody is there to read advice. It is
 recognized by the cells that it runs: they may not ask for input.

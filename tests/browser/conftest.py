@@ -112,6 +112,7 @@ class Server:
         for kernel in kernels():
             self._write_kernelspec(kernel)
         self._settings = root / ".jupyter" / "settings" / "@jupyterlab" / "apputils-extension"
+        self._page_config = root / ".jupyter" / "config" / "labconfig" / "page_config.json"
         self._write_setting("notification", {"fetchNews": "false", "checkForUpdates": False})
         self._executor = ThreadPoolExecutor(4, "delete-kernel")
         self._deletions: dict[str, Future[None]] = {}
@@ -164,6 +165,15 @@ class Server:
     def reset_theme(self) -> None:
         """Begin the next page with the light theme, whatever was chosen."""
         (self._settings / "themes.jupyterlab-settings").unlink(missing_ok=True)
+
+    def disable_extension(self, name: str) -> None:
+        """Serve the pages that are opened from now on without an extension of JupyterLab."""
+        self._page_config.parent.mkdir(parents=True, exist_ok=True)
+        self._page_config.write_text(json.dumps({"disabledExtensions": {name: True}}))
+
+    def enable_extensions(self) -> None:
+        """Undo `disable_extension`."""
+        self._page_config.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Stop the kernels, then the server."""
