@@ -172,7 +172,7 @@ export async function mount({ model, el, host, styles, asset, load }) {
     const text = await asset("bokeh");
     return (await load("bokeh", `const o = {}; (function () {${text}\n}).call(o); export default o.Bokeh;`)).default;
   };
-  addStyles("nbl-styles", styles);
+  addStyles(el, "nbl-styles", styles);
   const root = make("div", "nbl", el);
   root.setAttribute("role", "group");
   root.setAttribute("aria-label", "nbloader dashboard");
@@ -203,7 +203,7 @@ export async function mount({ model, el, host, styles, asset, load }) {
       };
       entry.panel = modules[name].create(entry.section.body, api);
     }
-    make("p", "nbl-note nbl-dock", root, DOCK);
+    if (el.closest(".jp-Notebook")) make("p", "nbl-note nbl-dock", root, DOCK);
     drawer = new Drawer(model, host, root, () => connection.send({ kind: "close_explorer" }));
   };
   const apply = (message) => {

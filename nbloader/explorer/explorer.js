@@ -92,7 +92,7 @@ function caption(card) {
 }
 
 export function mount({ model, el, styles }) {
-  addStyles("nbx-styles", styles);
+  addStyles(el, "nbx-styles", styles);
   const root = make("div", "nbl nbx", el);
   root.setAttribute("role", "group");
   root.setAttribute("aria-label", "nbloader explorer");
@@ -484,7 +484,8 @@ export function mount({ model, el, styles }) {
   const drawDetail = () => {
     detail.hidden = !opened;
     main.classList.toggle("nbx-with-detail", !!opened);
-    const focused = detail.contains(document.activeElement) ? document.activeElement.getAttribute("aria-label") : null;
+    const active = treeOf(el).activeElement;
+    const focused = detail.contains(active) ? active.getAttribute("aria-label") : null;
     const scrolled = detail.scrollTop;
     detail.replaceChildren();
     if (!opened) return;

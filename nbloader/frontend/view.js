@@ -43,10 +43,36 @@ function cover(id, add) {
   }
 }
 
-function addStyles(id, text) {
-  const node = document.getElementById(id) ?? make("style", "", document.head);
+// Where the styles and the keys of a view are: the page, or in marimo a shadow tree, which styles of the page do not enter.
+function treeOf(el) {
+  const root = el.getRootNode();
+  return root instanceof ShadowRoot ? root : document;
+}
+
+function addStyles(el, id, text) {
+  const tree = treeOf(el);
+  const node = tree.getElementById(id) ?? make("style", "", tree.head ?? tree);
   node.id = id;
   write(node, text);
+}
+
+// Whether the page behind a node is dark.
+function isDark(node) {
+  const pen = Object.assign(document.createElement("canvas"), { width: 1, height: 1 }).getContext("2d");
+  for (let at = node; at; at = at.parentElement ?? at.getRootNode().host) {
+    pen.clearRect(0, 0, 1, 1);
+    pen.fillStyle = getComputedStyle(at).backgroundColor;  // in any notation
+    pen.fillRect(0, 0, 1, 1);
+    const [r, g, b, a] = pen.getImageData(0, 0, 1, 1).data;
+    if (a > 127) return 0.3 * r + 0.59 * g + 0.11 * b < 128;
+  }
+  return false;
+}
+
+// The colors are JupyterLab's variables. A page without them has light colors, so a dark one must be recognized.
+function recognizeTheme(el) {
+  if (getComputedStyle(document.body).getPropertyValue("--jp-layout-color1")) return;
+  el.dataset.jpThemeLight = String(!isDark(el.parentElement ?? el.getRootNode().host ?? document.body));
 }
 
 const SETTLING = [200, 1000, 4000];  // ms after a change of theme at which its style sheet may have arrived
@@ -82,8 +108,9 @@ function connect({ model, el, root, receive, orphaned, keys, retheme }) {
   const settling = [];
   const settle = () => {  // now, and when the style sheet of the new theme has arrived
     settling.splice(0).forEach(clearTimeout);
-    retheme();
-    for (const delay of SETTLING) settling.push(setTimeout(retheme, delay));
+    const apply = () => { recognizeTheme(el); retheme(); };
+    apply();
+    for (const delay of SETTLING) settling.push(setTimeout(apply, delay));
   };
   const themes = new MutationObserver(settle);
   const dark = matchMedia("(prefers-color-scheme: dark)");
@@ -95,7 +122,7 @@ function connect({ model, el, root, receive, orphaned, keys, retheme }) {
       send({ kind: "gone" });
       connection.gone = true;
       clearTimeout(timer);
-      window.removeEventListener("keydown", onKey, true);
+      keyboard.removeEventListener("keydown", onKey, true);
       themes.disconnect();
       dark.removeEventListener("change", settle);
       settling.splice(0).forEach(clearTimeout);
@@ -111,7 +138,9 @@ function connect({ model, el, root, receive, orphaned, keys, retheme }) {
   for (const node of [document.body, document.documentElement]) themes.observe(node, named);
   dark.addEventListener("change", settle);
   life.observe(el, { attributes: true, attributeFilter: ["class"] });
-  window.addEventListener("keydown", onKey, true);
+  const keyboard = treeOf(el) === document ? window : treeOf(el);  // where the target of an event is a node of the view
+  keyboard.addEventListener("keydown", onKey, true);
+  recognizeTheme(el);
   model.on("msg:custom", onMessage);
   ask();
   return connection;

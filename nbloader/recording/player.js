@@ -229,7 +229,7 @@ export async function mount({ model, el, styles, asset, load }) {
   const [content, own, dashboard] = await Promise.all([
     asset("recording").then(JSON.parse), asset("player-styles"), asset("core").then((text) => load("dashboard", text)),
   ]);
-  addStyles("nbl-player-styles", own);
+  addStyles(el, "nbl-player-styles", own);
   const root = make("div", "nbl-recorded", el);
   const player = new Player(content);
   const { runs, run } = player;

@@ -93,7 +93,7 @@ export function create(el, api) {
     const wanted = listed.map((w) => `${w.id} ${w.node ?? ""}`).join();
     if (wanted === ordered && same) return;
     ordered = wanted;
-    const focused = document.activeElement;  // moving a node takes the focus from it
+    const focused = body.getRootNode().activeElement;  // moving a node takes the focus from it
     let node = "";
     for (const worker of listed) {
       if ((worker.node ?? "") !== node) body.append(nodeRow(node = worker.node).row);
