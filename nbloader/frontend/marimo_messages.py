@@ -9,6 +9,7 @@ This uses private names of marimo. If they are missing, clicks wait until the ce
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
 import queue
@@ -71,14 +72,12 @@ def pump(adopted: Mapping[str, Any]) -> int:
         if waiting is None:
             return 0
         ours, others = [], []
-        with interrupts_deferred():
-            while not waiting.empty():
+        with interrupts_deferred(), contextlib.suppress(queue.Empty):
+            while True:
                 command = waiting.get_nowait()
                 (ours if getattr(command, "model_id", None) in adopted else others).append(command)
-            for command in others:
-                waiting.put_nowait(command)
-    except queue.Empty:  # another reader was faster
-        return 0
+        for command in others:
+            waiting.put_nowait(command)
     except Exception:  # private names of another library may change; no failure may reach the user's loop
         log.debug("the messages of this version of marimo cannot be handled while a cell is running", exc_info=True)
         return 0

@@ -58,7 +58,7 @@ function addStyles(el, id, text) {
 
 // Whether the page behind a node is dark.
 function isDark(node) {
-  const pen = Object.assign(document.createElement("canvas"), { width: 1, height: 1 }).getContext("2d");
+  const pen = Object.assign(document.createElement("canvas"), { width: 1, height: 1 }).getContext("2d", { willReadFrequently: true });
   for (let at = node; at; at = at.parentElement ?? at.getRootNode().host) {
     pen.clearRect(0, 0, 1, 1);
     pen.fillStyle = getComputedStyle(at).backgroundColor;  // in any notation

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from nbloader._util.user_warning import warn
+from nbloader.frontend.host import in_marimo
 from nbloader.loader.config import ARGUMENTS, LoaderConfig
 from nbloader.sampling.samplers import FullBatches
 from nbloader.transport import zygote
@@ -40,6 +41,8 @@ def _requested(context: Any) -> str | None:
     """Return the start method that the user has chosen, by a context or for all of `multiprocessing`; None if none."""
     if context is not None:
         return str(context.get_start_method())
+    if in_marimo():  # it starts its process for the notebook with "spawn", which the notebook inherits
+        return None
     name = multiprocessing.get_start_method(allow_none=True)
     return None if name == multiprocessing.get_all_start_methods()[0] else name
 
