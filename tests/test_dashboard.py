@@ -674,4 +674,4 @@ def test_a_script_goes_on_without_a_dashboard_and_says_what_to_use_instead(capsy
         assert "loader.progress()" in capsys.readouterr().out
         assert loader.explore() is None
         assert nbloader.explore([1, 2, 3]) is None
-        assert capsys.readouterr().out.count("needs a Jupyter notebook") == 2
+        assert capsys.readouterr().out.count("needs a notebook (Jupyter or marimo)") == 2

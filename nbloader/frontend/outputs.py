@@ -9,16 +9,23 @@ from IPython import get_ipython
 from IPython.display import publish_display_data
 
 from nbloader.frontend.host import in_marimo
-from nbloader.frontend.silence import enable_colab_widgets
 
 
-def display(display_id: str, text: str, data: dict[str, Any], *, update: bool = False) -> None:
+def display(
+    display_id: str,
+    text: str,
+    data: dict[str, Any],
+    metadata: dict[str, Any] | None = None,
+    *,
+    update: bool = False,
+) -> None:
     """Publish an output of the running cell, or replace an existing output. A no-op without IPython, as in marimo.
 
     Args:
         display_id: Identifies the output for later updates.
         text: The plain-text representation. It is constant, so that executed notebooks can be compared.
         data: The other representations, keyed by MIME type.
+        metadata: Their metadata, keyed by MIME type.
         update: Whether to replace the outputs with this id.
     """
     if get_ipython() is None:  # publishing would create a shell
@@ -26,7 +33,7 @@ def display(display_id: str, text: str, data: dict[str, Any], *, update: bool = 
     # The kernel's channels are closed, or, with ipykernel 7.0, this thread belongs to no cell: nobody would see it.
     with contextlib.suppress(ValueError, OSError, LookupError):
         publish_display_data(  # type: ignore[no-untyped-call]
-            {**data, "text/plain": text}, transient={"display_id": display_id}, update=update
+            {**data, "text/plain": text}, metadata, transient={"display_id": display_id}, update=update
         )
 
 
@@ -43,9 +50,8 @@ def display_widget(display_id: str, text: str, widget: Any) -> None:
 
         marimo.output.append(widget)
         return
-    enable_colab_widgets()
-    view = {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}
-    display(display_id, text, {"application/vnd.jupyter.widget-view+json": view})
+    data, metadata = widget._repr_mimebundle_()  # the metadata are what Colab needs
+    display(display_id, text, data, metadata)
 
 
 def html_for_marimo(text: str) -> Any:

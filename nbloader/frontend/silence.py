@@ -103,8 +103,8 @@ def _remedy(again: str) -> str:
     shell: Any = get_ipython()
     if "google.colab" in sys.modules:
         return (
-            "nbloader has called <code>google.colab.output.enable_custom_widget_manager()</code>, which Colab needs for"
-            f" this. Reload this page, and run <code>{escape(again)}</code> again."
+            "Colab needs <code>google.colab.output.enable_custom_widget_manager()</code> for this, which was called."
+            f" Reload this page, and run <code>{escape(again)}</code> again."
         )
     if "__vsc_ipynb_file__" in getattr(shell, "user_ns", {}):
         return (
@@ -116,12 +116,3 @@ def _remedy(again: str) -> str:
         " conda environments, this is not the environment of the kernel. Then reload this page, and run"
         f" <code>{escape(again)}</code> again."
     )
-
-
-def enable_colab_widgets() -> None:
-    """Turn on custom widgets in Google Colab, which shows only its own until this is called. Elsewhere a no-op."""
-    if "google.colab" not in sys.modules:
-        return
-    from google.colab import output  # type: ignore[import-not-found, unused-ignore]
-
-    output.enable_custom_widget_manager()
