@@ -12,7 +12,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -92,9 +92,22 @@ def window(browser: Any) -> Iterator[Any]:
 
 
 class Server:
-    """A running Jupyter server, which serves JupyterLab and Notebook 7."""
+    """A running Jupyter server, which serves JupyterLab and Notebook 7.
 
-    def __init__(self, root: Path) -> None:
+    Args:
+        root: Folder of the notebooks.
+        python: The interpreter of the server.
+        env: Further environment variables of the server.
+        specs: For each kernel by name, the interpreter and the folders on its path; by default those of `kernels()`.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        python: str = sys.executable,
+        env: Mapping[str, str] | None = None,
+        specs: Mapping[str, tuple[str, list[str]]] | None = None,
+    ) -> None:
         self.root = root
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -108,9 +121,9 @@ class Server:
             "JUPYTERLAB_WORKSPACES_DIR": "workspaces",
             "IPYTHONDIR": "ipython",
         }
-        env = os.environ | {name: str(root / ".jupyter" / folder) for name, folder in folders.items()}
-        for kernel in kernels():
-            self._write_kernelspec(kernel)
+        folders_of = {name: str(root / ".jupyter" / folder) for name, folder in folders.items()}
+        for kernel, (interpreter, path) in (specs or _default_specs()).items():
+            self._write_kernelspec(kernel, interpreter, path)
         self._settings = root / ".jupyter" / "settings" / "@jupyterlab" / "apputils-extension"
         self._page_config = root / ".jupyter" / "config" / "labconfig" / "page_config.json"
         self._write_setting("notification", {"fetchNews": "false", "checkForUpdates": False})
@@ -119,7 +132,7 @@ class Server:
         self._log = (root / "server.log").open("w")
         self._process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--expose-app-in-browser"),
+                *(python, "-m", "jupyterlab", "--no-browser", "--allow-root", "--expose-app-in-browser"),
                 *("--ServerApp.ip=127.0.0.1", f"--ServerApp.port={self.port}", "--ServerApp.port_retries=0"),
                 *(
                     "--IdentityProvider.token=",
@@ -130,7 +143,7 @@ class Server:
                 "--JupyterNotebookApp.expose_app_in_browser=True",
                 "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
             ],
-            env=env,
+            env=os.environ | folders_of | dict(env or {}),
             stdout=self._log,
             stderr=subprocess.STDOUT,
         )
@@ -204,17 +217,14 @@ class Server:
         self._settings.mkdir(parents=True, exist_ok=True)
         (self._settings / f"{name}.jupyterlab-settings").write_text(json.dumps(values))
 
-    def _write_kernelspec(self, kernel: str) -> None:
+    def _write_kernelspec(self, kernel: str, interpreter: str, path: list[str]) -> None:
         folder = self.root / ".jupyter" / "data" / "kernels" / kernel
         folder.mkdir(parents=True)
-        path = [str(ROOT), str(HERE)]
-        if kernel != "current":
-            path.insert(0, str(KERNELS / kernel))
         spec = {
-            "argv": [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+            "argv": [interpreter, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
             "display_name": kernel,
             "language": "python",
-            "env": {"PYTHONPATH": os.pathsep.join(path)},
+            "env": {"PYTHONPATH": os.pathsep.join([*path, str(ROOT), str(HERE)])},
         }
         (folder / "kernel.json").write_text(json.dumps(spec))
 
@@ -223,6 +233,11 @@ def kernels() -> list[str]:
     """Names of the kernels to test on: that of this environment, and those that `make` installed."""
     others = sorted(path.name for path in KERNELS.glob("ipykernel-*")) if KERNELS.is_dir() else []
     return ["current", *others]
+
+
+def _default_specs() -> dict[str, tuple[str, list[str]]]:
+    paths = {name: [] if name == "current" else [str(KERNELS / name)] for name in kernels()}
+    return {name: (sys.executable, path) for name, path in paths.items()}
 
 
 @pytest.fixture(scope="session")
