@@ -17,6 +17,8 @@
 # make forks           what does not survive a fork, TIMES=50 times each: loaders that work, heal, fail or hang
 # make soak-dashboard  run the dashboard in a browser and check that nothing grows (SECONDS=600)
 # make soak-explorer   scroll through a million samples in a browser and check that nothing grows (SECONDS=600)
+# make front-ends      try the dashboard and the explorer in JupyterLab with old and new kernels, marimo, Voila, nbconvert,
+#                      papermill, a terminal (ROWS=marimo,voila selects rows); writes docs/how-to/front-ends.md
 # make faults          measure how long recovery from each fault takes: the table in
 #                      docs/explanation/benchmarks.md
 # make bench-diagnosis how often the verdict is right (loaders with planted causes; ONLY=collate,lock SEEDS=3
@@ -50,7 +52,7 @@ MADE := $(VENV)/.made
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: demo demo-cluster check test lint docs release-check bench bench-gpu bench-ray soak fuzz forks soak-dashboard soak-explorer faults bench-diagnosis clean
+.PHONY: demo demo-cluster check test lint docs release-check bench bench-gpu bench-ray soak fuzz forks soak-dashboard soak-explorer front-ends faults bench-diagnosis clean
 
 demo: NOTEBOOK := 01_quickstart
 demo: $(MADE)-demo
@@ -117,6 +119,9 @@ soak-dashboard: $(MADE)-test
 
 soak-explorer: $(MADE)-test
 	SECONDS=$(or $(filter-out 300,$(SECONDS)),600) $(PY) tests/bench/soak_explorer.py
+
+front-ends: $(MADE)-test
+	$(PY) tests/front_ends/run.py --rows '$(ROWS)'
 
 faults: $(MADE)-test
 	$(PY) tests/bench/faults.py

@@ -91,7 +91,7 @@ def pump(adopted: Mapping[str, Any]) -> int:
 
 def _messages() -> Any:
     """Return the queue of the messages of widgets; None on a thread that runs no cells."""
-    from marimo._runtime.context import safe_get_context  # type: ignore[import-not-found, unused-ignore]
+    from marimo._runtime.context import safe_get_context
 
     kernel = getattr(safe_get_context(), "_kernel", None)
     if kernel is None:

@@ -46,7 +46,7 @@ def display_widget(display_id: str, text: str, widget: Any) -> None:
         widget: The widget.
     """
     if in_marimo():
-        import marimo  # type: ignore[import-not-found, unused-ignore]
+        import marimo
 
         marimo.output.append(widget)
         return
@@ -56,7 +56,7 @@ def display_widget(display_id: str, text: str, widget: Any) -> None:
 
 def html_for_marimo(text: str) -> Any:
     """Return what marimo shows as HTML."""
-    import marimo  # type: ignore[import-not-found, unused-ignore]
+    import marimo
 
     return marimo.Html(text)
 

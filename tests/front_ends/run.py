@@ -1,7 +1,7 @@
 """Try the dashboard and the explorer in each front end, and write the table of the documentation.
 
-Each row gets an environment of its own in build/front-ends, with what `Row.packages` says; everything else is that of the
-environment which runs this script, through a .pth file. A row that fails is in the table, with the reason.
+Each row gets an environment of its own in build/front-ends, with what `Row.packages` says; everything else is that of
+the environment which runs this script, through a .pth file. A row that fails is in the table, with the reason.
 
     python tests/front_ends/run.py [--rows marimo,voila] [--docs docs/how-to/front-ends.md]
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
+import datetime as dt
 import json
 import os
 import platform
@@ -83,7 +83,7 @@ def in_lab(row: Row, python: str, folder: Path, browser: Any) -> Results:
         if row.disabled:
             results = scenario.use_plain_form(opened.page)
         else:
-            results = scenario.use_live_view(opened.page, lambda: (opened.save(), opened.open()))
+            results = scenario.LiveView(opened.page, lambda: (opened.save(), opened.open())).use()
         opened.page.screenshot(path=str(BUILD / f"{_name(row)}.png"))
         return results
     finally:
@@ -142,7 +142,7 @@ def _in_page(
         if start is not None:
             start(page)
         try:
-            return scenario.use_live_view(page, page.reload if reload else None)
+            return scenario.LiveView(page, page.reload if reload else None).use()
         finally:
             page.screenshot(path=str(BUILD / f"{_name(row)}.png"))
             (folder / "stop").touch()
@@ -180,7 +180,7 @@ def _wait_for_port(port: int) -> None:
 def executed(row: Row, python: str, folder: Path, _browser: Any) -> Results:
     """Try a program that executes a notebook: nbconvert, papermill."""
     cells = [
-        f"from nbloader import DataLoader, explore\nimport sys; sys.path.insert(0, {str(ROOT / 'tests' / 'browser')!r})",
+        "from nbloader import DataLoader, explore",
         "loader = DataLoader(list(range(400)), batch_size=4, num_workers=2)\nloader.dashboard()",
         "import time\nfor batch in loader: time.sleep(0.06)",
         "explore(list(range(30)))",
@@ -230,7 +230,13 @@ def in_terminal(row: Row, python: str, folder: Path, _browser: Any) -> Results:
 
 def _call(command: list[str], folder: Path) -> str:
     done = subprocess.run(
-        command, cwd=folder, env=_path() | _shared(command[0]), capture_output=True, text=True, timeout=SECONDS, check=False
+        command,
+        cwd=folder,
+        env=_path() | _shared(command[0]),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
     )
     if done.returncode:
         raise RuntimeError(f"exit status {done.returncode}: {done.stderr.strip()[-160:]}")
@@ -258,7 +264,13 @@ ROWS = (
     Row("JupyterLab, ipykernel 6.29", in_lab, ("ipykernel==6.29.5",), LAB),
     Row("JupyterLab, ipykernel 7.0", in_lab, ("ipykernel==7.0.1",), LAB),
     Row("JupyterLab, newest ipykernel", in_lab, (), LAB),
-    Row("JupyterLab with jupyter-collaboration", in_lab, ("jupyter-collaboration",), (*LAB, "jupyter-collaboration"), server=True),
+    Row(
+        "JupyterLab with jupyter-collaboration",
+        in_lab,
+        ("jupyter-collaboration",),
+        (*LAB, "jupyter-collaboration"),
+        server=True,
+    ),
     Row("JupyterLab whose server lacks anywidget", in_lab, (), LAB, disabled="anywidget"),
     Row("Voila", in_voila, ("voila",), ("voila", "ipykernel", "ipywidgets")),
     Row("marimo", in_marimo, ("marimo",), ("marimo", "anywidget")),
@@ -314,7 +326,11 @@ def versions(row: Row, python: str) -> dict[str, str]:
 
 def try_row(row: Row, browser: Any) -> dict[str, Any]:
     """Return what is written about a row."""
-    said: dict[str, Any] = {"title": row.title, "date": f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d}", "versions": {}}
+    said: dict[str, Any] = {
+        "title": row.title,
+        "date": f"{dt.datetime.now(dt.timezone.utc):%Y-%m-%d}",
+        "versions": {},
+    }
     with tempfile.TemporaryDirectory(prefix="nbloader-", ignore_cleanup_errors=True) as folder:
         try:
             python = environment(row)
@@ -331,8 +347,8 @@ def try_row(row: Row, browser: Any) -> dict[str, Any]:
 HEAD = """# Where people work
 
 The dashboard and the explorer, tried in each front end by `make front-ends` on {system}, with Python {python}, torch
-{torch} and a real Chromium. A worker hangs in a busy cell; the view must show it, and its buttons must work while the cell
-is busy. What is not in the tables was not tried: see [A remote machine, Colab, VS Code](remote-machines.md).
+{torch} and a real Chromium. A worker hangs in a busy cell; the view must show it, and its buttons must work while the
+cell is busy. What is not in the tables was not tried: see [A remote machine, Colab, VS Code](remote-machines.md).
 
 """
 

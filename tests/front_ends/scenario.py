@@ -31,7 +31,7 @@ def loop():
                 break
 loop()
 """
-LIVE, BUSY, RESTART, PAUSE, STEP, RESIZE, EXPLORER, RELOAD = STEPS = (
+LIVE, MOVES, RESTART, PAUSE, STEP, RESIZE, EXPLORER, RELOAD = STEPS = (
     "live in a busy cell",
     "moves",
     "restart",
@@ -70,65 +70,74 @@ def attempt(results: Results, step: str, function: Callable[[], object]) -> None
         results[step] = "no: " + " ".join(str(error).split("Call log")[0].split())[:160]
 
 
-def use_live_view(page: Any, reload: Callable[[], object] | None) -> Results:
-    """Go through the steps on a page on which the loop has been started.
+class LiveView:
+    """The steps on a page on which the loop has been started.
 
     Args:
         page: The page.
         reload: Reloads the page while the cell is busy; None to leave this out.
     """
-    results: Results = {}
-    progress = page.locator(".nbl-live .nbl-progress")
-    chip = page.locator(".nbl-live .nbl-chip").first
 
-    def press(name: str) -> None:
-        page.locator(".nbl-live").get_by_role("button", name=name, exact=True).first.click(timeout=TIMEOUT)
+    def __init__(self, page: Any, reload: Callable[[], object] | None) -> None:
+        self.page, self._reload = page, reload
+        self.progress = page.locator(".nbl-live .nbl-progress")
+        self.chip = page.locator(".nbl-live .nbl-chip").first
 
-    def restart() -> None:
-        page.locator(STUCK).get_by_role("button", name=re.compile("^Restart worker")).click(timeout=TIMEOUT)
-        page.locator(STUCK).wait_for(state="detached", timeout=TIMEOUT)
-        changes(page, progress)
-
-    def pause() -> None:
-        press("Pause the loader")
-        chip.filter(has_text="paused").wait_for(timeout=TIMEOUT)
-
-    def step() -> None:
-        before = progress.first.inner_text()
-        press("Deliver one batch to the loop, then pause")
-        changes(page, progress, before)
-        press("Resume the loader")
-        chip.filter(has_text="running").wait_for(timeout=TIMEOUT)
-
-    def resize() -> None:
-        page.get_by_role("slider", name="Number of workers").press("ArrowRight", timeout=TIMEOUT)
-        page.locator(".nbl-live tr", has_text="2 · pid").first.wait_for(timeout=TIMEOUT)
-
-    def explorer() -> None:
-        page.locator(".nbl-live .nbx-card").nth(3).wait_for(timeout=TIMEOUT)
-        page.locator(".nbl-live .nbx-card").nth(3).click(timeout=TIMEOUT)
-        page.locator(".nbl-live .nbx-detail").locator("visible=true").first.wait_for(timeout=TIMEOUT)
-
-    def after_reload() -> None:
-        assert reload is not None
-        reload()
-        progress.first.wait_for(timeout=FIRST)
-        changes(page, progress)
-
-    attempt(results, LIVE, lambda: page.locator(STUCK).wait_for(timeout=FIRST))
-    if results[LIVE] == "yes":
-        attempt(results, BUSY, lambda: changes(page, page.locator(STUCK)))
-        for name, function in (
-            (RESTART, restart),
-            (PAUSE, pause),
-            (STEP, step),
-            (RESIZE, resize),
-            (EXPLORER, explorer),
-        ):
+    def use(self) -> Results:
+        """Go through the steps."""
+        results: Results = {}
+        attempt(results, LIVE, lambda: self.page.locator(STUCK).wait_for(timeout=FIRST))
+        if results[LIVE] != "yes":
+            return results
+        steps = {
+            MOVES: lambda: changes(self.page, self.page.locator(STUCK)),
+            RESTART: self.restart,
+            PAUSE: self.pause,
+            STEP: self.step,
+            RESIZE: self.resize,
+            EXPLORER: self.explore,
+        }
+        for name, function in steps.items():
             attempt(results, name, function)
-        if reload is not None:
-            attempt(results, RELOAD, after_reload)
-    return results
+        if self._reload is not None:
+            attempt(results, RELOAD, self.reload)
+        return results
+
+    def press(self, name: str) -> None:
+        self.page.locator(".nbl-live").get_by_role("button", name=name, exact=True).first.click(timeout=TIMEOUT)
+
+    def restart(self) -> None:
+        button = self.page.locator(STUCK).get_by_role("button", name=re.compile("^Restart worker"))
+        button.click(timeout=TIMEOUT)
+        self.page.locator(STUCK).wait_for(state="detached", timeout=TIMEOUT)
+        changes(self.page, self.progress)
+
+    def pause(self) -> None:
+        self.press("Pause the loader")
+        self.chip.filter(has_text="paused").wait_for(timeout=TIMEOUT)
+
+    def step(self) -> None:
+        before = self.progress.first.inner_text()
+        self.press("Deliver one batch to the loop, then pause")
+        changes(self.page, self.progress, before)
+        self.press("Resume the loader")
+        self.chip.filter(has_text="running").wait_for(timeout=TIMEOUT)
+
+    def resize(self) -> None:
+        self.page.get_by_role("slider", name="Number of workers").press("ArrowRight", timeout=TIMEOUT)
+        self.page.locator(".nbl-live tr", has_text="2 · pid").first.wait_for(timeout=TIMEOUT)
+
+    def explore(self) -> None:
+        card = self.page.locator(".nbl-live .nbx-card").nth(3)
+        card.wait_for(timeout=TIMEOUT)
+        card.click(timeout=TIMEOUT)
+        self.page.locator(".nbl-live .nbx-detail").locator("visible=true").first.wait_for(timeout=TIMEOUT)
+
+    def reload(self) -> None:
+        assert self._reload is not None
+        self._reload()
+        self.progress.first.wait_for(timeout=FIRST)
+        changes(self.page, self.progress)
 
 
 def use_plain_form(page: Any) -> Results:
