@@ -96,3 +96,21 @@ def test_without_anywidget_a_call_in_a_cell_does_what_its_button_would(
     notebook.run(2)
     page.locator(".nbl-static .nbl-chip", has_text="paused").wait_for()
     screenshot(page, "silent-idle")
+
+
+def test_a_server_without_any_widgets_closes_the_comm_and_the_next_dashboard_opens_it_again(
+    open_notebook: Any, server: Any
+) -> None:
+    server.disable_extension("@jupyter-widgets/jupyterlab-manager")
+    try:
+        notebook = open_notebook(MAKE, "loader.dashboard()")
+        page = notebook.page
+        notebook.run(0)
+        page.locator(NOTICE).wait_for()
+        screenshot(page, "silent-without-widgets")
+        notebook.save()
+    finally:
+        server.enable_extensions()
+    notebook.open()
+    notebook.run(1)
+    page.locator(".nbl-live .nbl-chip", has_text="new").wait_for()
