@@ -97,7 +97,8 @@ class LiveWidget(anywidget.AnyWidget):
     @property
     def closed(self) -> bool:
         """Whether the comm was closed: here, by a page that has no widgets, or by marimo when the cell runs again."""
-        return self.comm is None or bool(getattr(self.comm, "_closed", False))
+        opened: Any = self.comm
+        return opened is None or bool(getattr(opened, "_closed", False))
 
     def reopen(self) -> None:
         """Open the comm again if something else has closed it. The id of the model stays the same."""

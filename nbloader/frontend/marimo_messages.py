@@ -71,7 +71,8 @@ def pump(adopted: Mapping[str, Any]) -> int:
         waiting = _messages()
         if waiting is None:
             return 0
-        ours, others = [], []
+        ours: list[Any] = []
+        others: list[Any] = []
         with interrupts_deferred(), contextlib.suppress(queue.Empty):
             while True:
                 command = waiting.get_nowait()
