@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import sys
 import threading
+import time
 import types
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -14,7 +15,9 @@ import pytest
 from anywidget import _util
 from fake_loader import FakeLoader
 
+from nbloader import DataLoader
 from nbloader.dashboard import widget
+from nbloader.explorer import widget as explorer_widget
 from nbloader.frontend import comm, marimo_messages, outputs, silence
 
 pytestmark = pytest.mark.unit
@@ -177,6 +180,22 @@ def test_a_page_without_widgets_is_noticed_at_once_and_the_next_view_has_a_comm_
     dashboard.show()
     assert dashboard.widget.comm is not first
     assert (dashboard.widget.model_id, dashboard.widget.closed) == (model, False)
+
+
+def test_the_explorer_of_a_loader_says_so_while_the_loop_runs(cells: Cells, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(explorer_widget, "display", cells.display)
+    monkeypatch.setattr(explorer_widget, "_write_static_in_time", lambda: None)
+    monkeypatch.setattr(explorer_widget, "_shown", [])
+    with DataLoader([float(number) for number in range(1000)], batch_size=1) as loader:
+        view = explorer_widget.Explorer(loader, num_workers=1, workers="thread", seed=0, buffer=10)
+        view.show()
+        for _ in loader:
+            time.sleep(0.01)
+            if NOTICE in cells.forms[-1]:
+                break
+        view.close()
+    assert sum(NOTICE in form for form in cells.forms) >= 1
+    assert all("dataset[i]" in form for form in cells.forms if NOTICE in form)
 
 
 @pytest.mark.parametrize(

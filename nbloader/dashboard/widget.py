@@ -269,7 +269,8 @@ class Dashboard:
         display(f"{self._name}-{slot}", TEXT, {"text/html": self._static_html()}, update=update)
 
     def _static_html(self) -> str:
-        notice = advice("dashboard", "loader.dashboard()", CALLS) if self._silence.noticed else ""
+        silent = self._silence.noticed and not self._publisher.ended
+        notice = advice("dashboard", "loader.dashboard()", CALLS) if silent else ""
         panels = (panel.html(self._feed.payloads[panel.name]) for panel in self._feed.panels)
         return static.html(self._name, panels, notice)
 

@@ -159,8 +159,7 @@ class Explorer:
             on_note=lambda text: _call(this, "_on_note", text),
             on_problem=lambda problem: _call(this, "_on_problem", problem),
         )
-        # A lambda of its own: unregistering `comm.pump` itself would also unregister a dashboard's callback.
-        unregister = None if loader is None else loader.on_wait(lambda: comm.pump())  # noqa: PLW0108
+        unregister = None if loader is None else loader.on_wait(lambda: _call(this, "_in_the_loop"))
         self._finalizer = weakref.finalize(self, _close, self._fetcher, self.widget, unregister)
         self._finalizer.atexit = False
         if self._source.fixed:
@@ -209,6 +208,14 @@ class Explorer:
         """Read the first samples, while the page loads the view."""
         self.widget.reopen()
         self._fetcher.want(BEGIN, range(min(FIRST, self._total)))
+
+    def _in_the_loop(self) -> None:
+        """Handle clicks while the loader's loop waits. If the page does not answer, say so once."""
+        comm.pump()
+        before = self._silence.noticed
+        self._silence.looked(closed=self.widget.closed)
+        if self._silence.noticed and not before:
+            self._on_silence()
 
     def _on_silence(self) -> None:
         """Show the first samples in the static form: no view will ask for any."""

@@ -30,8 +30,12 @@ class Silence:
     def __init__(self) -> None:
         self._shown: float | None = None
         self._answered = False
-        self.noticed = False
+        self._late = False
+
+    @property
+    def noticed(self) -> bool:
         """Whether the widget was shown to someone, and no page has answered in time."""
+        return self._late and not self._answered
 
     def shown(self, on_notice: Callable[[], object]) -> None:
         """The widget is shown by the running cell.
@@ -49,7 +53,7 @@ class Silence:
         Returns:
             Whether the widget was called silent until now.
         """
-        was_silent, self.noticed, self._answered = self.noticed, False, True
+        was_silent, self._answered = self.noticed, True
         return was_silent
 
     def looked(self, *, closed: bool = False) -> None:
@@ -58,8 +62,8 @@ class Silence:
         Args:
             closed: Whether a page has closed the comm of the widget.
         """
-        if self._shown is not None and not self._answered:
-            self.noticed = self.noticed or closed or time.monotonic() - self._shown > PATIENCE
+        if self._shown is not None and (closed or time.monotonic() - self._shown > PATIENCE):
+            self._late = True
 
     def _check_later(self, on_notice: Callable[[], object]) -> None:
         loop = getattr(getattr(get_ipython(), "kernel", None), "io_loop", None)

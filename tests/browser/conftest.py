@@ -144,6 +144,7 @@ class Server:
                 "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
             ],
             env=os.environ | folders_of | dict(env or {}),
+            cwd=root,
             stdout=self._log,
             stderr=subprocess.STDOUT,
         )
