@@ -19,6 +19,7 @@ from nbloader import DataLoader
 from nbloader.dashboard import widget
 from nbloader.explorer import widget as explorer_widget
 from nbloader.frontend import comm, marimo_messages, outputs, silence
+from nbloader.loader import torch_compat
 
 pytestmark = pytest.mark.unit
 TIMEOUT = 90
@@ -277,3 +278,10 @@ def test_an_unknown_marimo_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(sys.modules, "marimo._runtime.context", context)
     monkeypatch.setattr(comm, "in_marimo", lambda: True)
     assert comm.pump() == 0
+
+
+def test_marimos_start_method_is_not_the_choice_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_compat.multiprocessing, "get_start_method", lambda *, allow_none: "spawn")
+    assert torch_compat.start_method(None) == "spawn"
+    monkeypatch.setattr(torch_compat, "in_marimo", lambda: True)
+    assert torch_compat.start_method(None) == ("fork" if torch_compat.zygote.SUPPORTED else "forkserver")

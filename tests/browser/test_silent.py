@@ -95,7 +95,13 @@ def test_without_anywidget_a_call_in_a_cell_does_what_its_button_would(
     page.locator(".nbx.nbl-static .nbx-card").nth(5).wait_for()
     notebook.run(2)
     page.locator(".nbl-static .nbl-chip", has_text="paused").wait_for()
-    screenshot(page, "silent-idle")
+    page.evaluate("() => jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Dark'})")
+    page.wait_for_function(
+        "() => getComputedStyle(document.querySelector('.nbl-static')).backgroundColor !== 'rgb(255, 255, 255)'"
+    )
+    page.locator(NOTICE).first.scroll_into_view_if_needed()
+    screenshot(page, "silent-dark")
+    assert page.locator(".nbl-static").first.evaluate(LOW_CONTRAST) == []
 
 
 def test_a_server_without_any_widgets_closes_the_comm_and_the_next_dashboard_opens_it_again(
