@@ -108,9 +108,13 @@ def in_marimo(row: Row, python: str, folder: Path, browser: Any) -> Results:
     scenario.write_marimo(folder / "notebook.py", cells_for(folder))
 
     def start(page: Any) -> None:
-        page.locator("[data-testid=run-button]").last.wait_for()
-        page.wait_for_load_state("networkidle")
-        page.locator("[data-testid=run-button]").last.click()
+        page.locator(".needs-run").first.wait_for()
+        for _ in range(30):
+            page.locator("[data-testid=run-button]").last.click()
+            page.wait_for_timeout(1000)
+            if not page.locator(".needs-run").count():
+                return
+        raise TimeoutError("marimo does not run the cells")  # it ignores clicks before the page is connected
 
     options = ("--headless", "--no-token", "--skip-update-check")
     command = lambda port: [python, "-m", "marimo", "edit", str(folder / "notebook.py"), f"--port={port}", *options]  # noqa: E731
@@ -375,7 +379,8 @@ def page(rows: list[dict[str, Any]]) -> str:
         for step, result in [*row["results"].items(), *([("all", row["failed"])] if "failed" in row else [])]
         if result != "yes"
     ]
-    return text + ("\n## What failed\n\n" + "\n".join(reasons) + "\n" if reasons else "")
+    text += "\n## What failed\n\n" + "\n".join(reasons) + "\n" if reasons else ""
+    return text + "\n## Versions\n\n" + _versions(rows)
 
 
 def _kind(said: dict[str, Any]) -> str:
@@ -384,12 +389,19 @@ def _kind(said: dict[str, Any]) -> str:
 
 
 def _table(rows: list[dict[str, Any]], steps: tuple[str, ...]) -> str:
-    lines = ["| front end | versions | date | " + " | ".join(steps) + " |", "|---" * (len(steps) + 3) + "|"]
+    lines = ["| front end | " + " | ".join(steps) + " |", "|---" * (len(steps) + 1) + "|"]
     for row in rows:
-        with_versions = ", ".join(f"{name} {version}" for name, version in row["versions"].items())
-        cells = ["**no**" if "failed" in row else row["results"].get(step, "").split(":")[0] for step in steps]
-        cells = [cell.replace("no", "**no**") if cell == "no" else cell for cell in cells]
-        lines.append(f"| {row['title']} | {with_versions} | {row['date']} | {' | '.join(cells)} |")
+        cells = ["no" if "failed" in row else row["results"].get(step, "").split(":")[0] for step in steps]
+        shown = " | ".join("**no**" if cell == "no" else cell for cell in cells)
+        lines.append(f"| {row['title']} | {shown} |")
+    return "\n".join(lines) + "\n"
+
+
+def _versions(rows: list[dict[str, Any]]) -> str:
+    lines = ["| front end | date | versions |", "|---|---|---|"]
+    for row in rows:
+        found = ", ".join(f"{name} {version}" for name, version in row["versions"].items())
+        lines.append(f"| {row['title']} | {row['date']} | {found} |")
     return "\n".join(lines) + "\n"
 
 
