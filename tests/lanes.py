@@ -27,7 +27,7 @@ from dataclasses import dataclass
 import psutil
 import pytest
 
-from nbloader._util import system
+from nbloader import _platform
 
 ROOT = pathlib.Path(__file__).parents[1]
 LOGS = ROOT / "build" / "test"
@@ -117,7 +117,7 @@ def lanes(make: str, taken: str) -> list[list[Command]]:
     firsts = [
         [Command("docs", (make, "--no-print-directory", "docs"))],
         [Command("browser", (*PYTEST, "tests/browser"))],
-        *([] for _ in range(max(1, min(system.cores(), 4) - 1))),
+        *([] for _ in range(max(1, min(_platform.cores(), 4) - 1))),
     ]
     return [[*first, Command(f"tests-{number}", shared)] for number, first in enumerate(firsts, 1)]
 

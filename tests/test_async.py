@@ -29,12 +29,12 @@ from waits import AtOnce, Augmented, Backwards, Gated, Hangs, Kills, Raises, Tog
 
 import nbloader
 from nbloader import DataLoader, LoaderTimeoutError, WorkerDiedError
+from nbloader._platform import event_loop
 from nbloader.batch.task import ALONE_AFTER
 from nbloader.events import BatchRecord
 from nbloader.report.trace import Trace
 from nbloader.scheduler.dispatcher import MAX_DEATHS
 from nbloader.scheduler.prefetch import Load, Window
-from nbloader.workers import sample_loop
 from nbloader.workers.fetcher import is_async
 
 KINDS = {
@@ -57,9 +57,9 @@ def threaded(dataset, *args, **kwargs):
 @pytest.fixture(params=[1024, 0], ids=["usual descriptors", "too large for select"])
 def selector(request, monkeypatch):
     """A selector, and two connected sockets of which it watches the first."""
-    monkeypatch.setattr(sample_loop, "FD_SETSIZE", request.param)
+    monkeypatch.setattr(event_loop, "FD_SETSIZE", request.param)
     first, second = socket.socketpair()
-    with sample_loop.PreciseSelector() as selector, first, second:
+    with event_loop.PreciseSelector() as selector, first, second:
         selector.register(first, selectors.EVENT_READ)
         yield selector, second
 
@@ -87,7 +87,7 @@ def test_a_sample_waits_less_than_a_millisecond_if_it_asks_for_that():
             took.append(time.perf_counter() - begin)
         return min(took)  # on a busy machine most are longer
 
-    with asyncio.Runner(loop_factory=sample_loop.new_event_loop) as runner:
+    with asyncio.Runner(loop_factory=event_loop.new_event_loop) as runner:
         assert 0.0002 <= runner.run(shortest()) < 0.001
 
 
@@ -97,7 +97,7 @@ def test_a_loop_of_the_users_own_policy_is_used(monkeypatch):
         pass
 
     monkeypatch.setattr(asyncio, "new_event_loop", Own)
-    loop = sample_loop.new_event_loop()
+    loop = event_loop.new_event_loop()
     loop.close()
     assert type(loop) is Own
 

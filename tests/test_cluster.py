@@ -25,7 +25,7 @@ from light import Fragile, Hangs, Large, Numbers, Slow, Varied
 import nbloader
 from nbloader import DataLoader, LoaderTimeoutError, NbloaderError, RayOptions, WorkerStartError, get_worker_info
 from nbloader import events as ev
-from nbloader._util.system import process_space
+from nbloader._platform import process_space
 from nbloader.workers import registry
 from nbloader.workers.cluster import pool as cluster_pool
 from nbloader.workers.cluster.clock import DRIFT, ClockOffset

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from planted import FOREIGN, WORKLOADS, run, workloads
 
 from nbloader import DataLoader
-from nbloader._util.proc import ContextSwitches, CpuTimes
+from nbloader._platform import ContextSwitches, CpuTimes
 from nbloader.diagnose.causes import Cause, Finding, find_causes
 from nbloader.diagnose.common import in_common
 from nbloader.diagnose.sentences import verdict

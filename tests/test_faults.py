@@ -46,7 +46,7 @@ from nbloader import (
     WorkerStartError,
 )
 from nbloader import events as ev
-from nbloader._util.descriptors import close_all
+from nbloader._platform.descriptors import close_all
 from nbloader.batch.header import BatchHeader, pack_header
 from nbloader.engine.receiver import Receiver
 from nbloader.scheduler import dispatcher

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbloader import DataLoader
+from nbloader._platform import SAMPLE_SIGNAL, CpuTimes
 from nbloader._util.code_places import is_library, place_of, source_line, with_source_lines
-from nbloader._util.proc import CpuTimes
 from nbloader.events import EpochEnded
 from nbloader.events.stack_samples import STAGE_FILE, CodeLine, StackCount
 from nbloader.metrics import hot_lines
@@ -130,7 +130,7 @@ def test_a_wait_for_a_core_is_no_computing():
 @pytest.mark.parametrize(("running", "waiting"), [(1, 0), (1, 1), (1, 15), (3, 1), (0, 1)])
 def test_moments_on_the_run_queue_are_divided_as_the_scheduler_counts_them(running, waiting, monkeypatch):
     state, times = "R", CpuTimes(10**9, 10**9)
-    monkeypatch.setattr(run_state, "state_of", lambda _path: state)
+    monkeypatch.setattr(run_state, "state_of", lambda *_: state)
     monkeypatch.setattr(run_state, "cpu_times", lambda _pid: times)
     reader = RunStateReader()
     reader.read(7)
@@ -178,7 +178,7 @@ def test_stacks_begin_below_the_code_that_produces_a_batch():
 
 
 @pytest.mark.unit
-@pytest.mark.skipif(line_sampler.SIGNAL is None, reason="there are no real-time signals")
+@pytest.mark.skipif(SAMPLE_SIGNAL is None, reason="there are no real-time signals")
 def test_a_signal_that_is_handled_late_counts_for_all_samples(monkeypatch):
     status = SharedStatus()
     sampler = LineSampler(status, test_a_signal_that_is_handled_late_counts_for_all_samples.__code__)

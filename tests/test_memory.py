@@ -11,7 +11,8 @@ from datasets import Images
 from test_dispatcher import Played
 
 from nbloader import DataLoader
-from nbloader._util.system import V2, Cgroup
+from nbloader._platform import cgroups
+from nbloader._platform.cgroups import V2, Cgroup
 from nbloader.engine.memory import CHECK_EVERY, FIRST_CHECK, MemoryWatch
 from nbloader.scheduler.prefetch import Load, Window
 
@@ -36,8 +37,8 @@ def test_memory_is_measured_by_the_bytes_that_have_arrived_and_not_for_each_batc
 def test_control_groups_are_looked_for_once_and_their_values_read_each_time(monkeypatch):
     groups = (Cgroup(Path("/nowhere"), V2),)
     searches, asked, left = [], [], iter([3 * GB, 2 * GB])
-    monkeypatch.setattr("nbloader.engine.memory.cgroups", lambda controller: searches.append(controller) or groups)
-    monkeypatch.setattr("nbloader.engine.memory.available_memory", lambda groups: (asked.append(groups), next(left))[1])
+    monkeypatch.setattr(cgroups, "cgroups", lambda controller: searches.append(controller) or groups)
+    monkeypatch.setattr(cgroups, "available_memory", lambda groups: (asked.append(groups), next(left))[1])
     watch = MemoryWatch()
     for expected in (3 * GB, 2 * GB):
         watch.affordable(GB, 0)

@@ -18,9 +18,9 @@ import pytest
 from datasets import all_pids, flat, pids, wait_for, zygotes
 
 from nbloader import DataLoader
-from nbloader.transport import zygote
+from nbloader._platform import CAN_FORK
 
-pytestmark = pytest.mark.skipif(not zygote.SUPPORTED, reason="needs Linux and os.pidfd_open")
+pytestmark = pytest.mark.skipif(not CAN_FORK, reason="needs Linux and os.pidfd_open")
 SIX = list(range(6))
 DATASET = """
 class Data:

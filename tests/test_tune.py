@@ -33,9 +33,9 @@ from nbloader.diagnose.tune import (
     table,
 )
 from nbloader.events import BatchRecord
+from nbloader.loader import torch_compat
 from nbloader.loader import tuning as tuning_module
 from nbloader.loader.tuning_html import html_of
-from nbloader.transport import zygote
 
 MS = 1_000_000
 
@@ -388,7 +388,7 @@ class Reading(Waiting):
 
 def test_another_kind_of_workers_is_tried_only_if_that_is_allowed(monkeypatch):
     monkeypatch.setattr(tuning_module, "LONGEST", 0.3)
-    monkeypatch.setattr(zygote, "SUPPORTED", False)  # forked processes could read it
+    monkeypatch.setattr(torch_compat, "START_METHODS", ("forkserver",))  # forked processes could read it
     with DataLoader(Reading(100_000), 2, num_workers=1, workers="thread") as loader:
         tuning = loader.tune(600, max_workers=1)
         assert 'workers="process" was not tried: only you know whether Reading' in str(tuning)

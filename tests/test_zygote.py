@@ -32,11 +32,12 @@ import torch
 from datasets import Raises, alive, all_pids, flat, pids, run_script, wait_for, worker_processes, zygotes
 
 from nbloader import DataLoader, DatasetTransferError, WorkerStartError, get_worker_info
+from nbloader._platform import CAN_FORK, forking
 from nbloader._util import rng
 from nbloader.loader import torch_compat
 from nbloader.transport import zygote
 
-pytestmark = pytest.mark.skipif(not zygote.SUPPORTED, reason="needs Linux and os.pidfd_open")
+pytestmark = pytest.mark.skipif(not CAN_FORK, reason="needs Linux and os.pidfd_open")
 METHODS = ["fork", "forkserver"]
 SCRIPT = f"import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})\n"
 
@@ -297,12 +298,18 @@ def test_reload_in_the_middle_of_an_epoch_gives_all_workers_the_present_state():
 # ---- start methods
 
 
+def cannot_fork(monkeypatch):
+    """Start workers as where this process cannot be forked: from a zygote that is a new interpreter."""
+    monkeypatch.setattr(torch_compat, "START_METHODS", ("forkserver", "spawn"))
+    monkeypatch.setattr(torch_compat, "CAN_FORK", False)
+
+
 def test_fork_is_the_default_and_used_when_it_is_asked_for(monkeypatch):
     for context in ("fork", multiprocessing.get_context("fork")):
         with DataLoader(light.Numbers(2), num_workers=1, multiprocessing_context=context) as loader:
             assert loader.multiprocessing_context.get_start_method() == "fork"
             assert torch_compat.start_method(loader.multiprocessing_context) == "fork"
-    monkeypatch.setattr(zygote, "SUPPORTED", False)
+    cannot_fork(monkeypatch)
     with (
         pytest.warns(UserWarning, match="forkserver"),
         DataLoader(light.Numbers(2), num_workers=1, multiprocessing_context="fork") as loader,
@@ -490,7 +497,7 @@ def test_it_is_an_error_where_workers_must_not_be_forked(monkeypatch):
             iter(loader)
     with DataLoader(refuses, num_workers=1) as loader:
         assert flat(loader) == [0, 1]
-    monkeypatch.setattr(zygote, "SUPPORTED", False)
+    cannot_fork(monkeypatch)
     with DataLoader(refuses, num_workers=1) as loader, pytest.raises(DatasetTransferError, match="nobody pickles me"):
         iter(loader)
 
@@ -1095,8 +1102,8 @@ def test_a_process_that_cannot_be_forked_is_an_error_and_the_next_epoch_works(er
 
     with DataLoader(light.Numbers(4), num_workers=1) as loader:
         with monkeypatch.context() as patched:
-            patched.setattr(zygote, "_c_library", lambda: Refuses)
-            patched.setattr(zygote, "LOCK_PAUSE_US", 0)
+            patched.setattr(forking, "_c_library", lambda: Refuses)
+            patched.setattr(forking, "LOCK_PAUSE_US", 0)
             with pytest.raises(WorkerStartError, match=os.strerror(error)):
                 iter(loader)
         assert flat(loader) == [0, 1, 2, 3]

@@ -9,7 +9,7 @@ import re
 import sys
 from pathlib import Path
 
-from nbloader._util.system import working_directory
+from nbloader._platform import working_directory
 
 PACKAGE = str(Path(__file__).parents[1]) + os.sep
 """The directory that contains nbloader's modules."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from nbloader._util.system import current_process
+from nbloader._platform import current_process
 from nbloader.batch.header import (
     HEADER_SIZE,
     NOT_MEASURED,

@@ -1,15 +1,12 @@
-"""Reads and writes lists of buffers at a position of a file, and frees parts of a file."""
+"""Reads and writes lists of buffers at a position of a file."""
 
 from __future__ import annotations
 
-import ctypes
-import functools
 import os
 from typing import Any
 
 IOV = 512
 """Maximum number of buffers per system call."""
-_KEEP_SIZE_PUNCH_HOLE = 0x03
 
 
 def read_into(fd: int, buffers: list[Any], offset: int, size: int) -> bool:
@@ -44,20 +41,3 @@ def _advance(views: list[memoryview], count: int) -> None:
     del views[:done]
     if count:
         views[0] = views[0][count:]
-
-
-def punch(fd: int, offset: int, nbytes: int) -> None:
-    """Free the memory of a part of a memory file.
-
-    Raises:
-        OSError: The file system does not support holes.
-    """
-    if _libc().fallocate(fd, _KEEP_SIZE_PUNCH_HOLE, offset, nbytes):
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-
-
-@functools.cache
-def _libc() -> Any:
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
-    return libc

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import stat
 import time
 from typing import NamedTuple
+
+from nbloader._platform import real_path
 
 SETTLED = 0.05
 """Seconds after which a later change of a file is certain to change its modification time: the kernel's clock for it
@@ -35,32 +36,10 @@ class FileVersion(NamedTuple):
         """Return the version of the file or folder at a path; None if there is none."""
         if not 0 < len(path) <= MAX_PATH:
             return None
-        if not hasattr(os, "O_PATH"):  # macOS
-            return cls._without_descriptor(path)
-        try:
-            fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
-        except (FileNotFoundError, NotADirectoryError, ValueError):
+        found = real_path(path)
+        if found is None:
             return None
-        except OSError:  # too many open files, for example
-            return cls._without_descriptor(path)
-        try:
-            status = os.fstat(fd)
-            real = os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115 - a third of the time of realpath
-        except OSError:  # no /proc
-            return cls._without_descriptor(path)
-        finally:
-            os.close(fd)
-        return cls._of(real, status)
-
-    @classmethod
-    def _without_descriptor(cls, path: str) -> FileVersion | None:
-        try:
-            return cls._of(os.path.realpath(path), os.stat(path))  # noqa: PTH116 - pathlib takes three times as long
-        except (OSError, ValueError):
-            return None
-
-    @classmethod
-    def _of(cls, real: str, status: os.stat_result) -> FileVersion:
+        real, status = found
         times = status.st_mtime_ns, status.st_ctime_ns
         return cls(real, status.st_size, *times, status.st_ino, stat.S_ISDIR(status.st_mode))
 

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import mmap
 import os
 import struct
@@ -38,12 +37,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nbloader._util.descriptors import close_all, open_into
-from nbloader._util.system import available_memory
+from nbloader._platform import (
+    HAS_FILE_LOCKS,
+    available_memory,
+    is_locked,
+    lock,
+    new_file,
+    open_again,
+    punch,
+    unlock,
+)
+from nbloader._platform.descriptors import close_all
 from nbloader.cache.entry import Entry, allocate
-from nbloader.cache.file_io import punch, read_into, write_all
+from nbloader.cache.file_io import read_into, write_all
 from nbloader.cache.policy import MARGIN, victims, worth
-from nbloader.shm.segment import new_file
 
 MAGIC = 0x6E626C_63_0001
 PAGE = mmap.PAGESIZE
@@ -88,7 +95,6 @@ _STAMP = struct.Struct("<Q")
 """The generation of an entry, which precedes the entry in the data file."""
 _CONFIG_HEAD = struct.Struct("<IH")
 """Checksum of the options, and their size in bytes."""
-_FLOCK = struct.Struct("@hhqqi4x")
 _EPOCH_BITS = 20
 
 
@@ -127,7 +133,7 @@ class MemoryStore:
     def __init__(self, files: list[int]) -> None:
         self._files = files  # index, data, and the index once more, for locks
         weakref.finalize(self, close_all, files).atexit = False
-        if not hasattr(fcntl, "F_OFD_SETLK"):
+        if not HAS_FILE_LOCKS:
             raise OSError(errno.ENOSYS, "this system does not support open file description locks")
         self.index_fd, self.data_fd = files
         self._map = mmap.mmap(self.index_fd, os.fstat(self.index_fd).st_size)
@@ -199,7 +205,7 @@ class MemoryStore:
 
     def _open_for_locks(self) -> None:
         """Open the index file again: locks belong to the open file description, and not to a descriptor."""
-        open_into(self._files, os.open, f"/proc/self/fd/{self.index_fd}", os.O_RDWR | os.O_CLOEXEC)
+        open_again(self._files, self.index_fd, os.O_RDWR)
         self._lock_fd = self._files[2]
 
     # ---- reading ----------------------------------------------------------------------------------------------------
@@ -307,7 +313,7 @@ class MemoryStore:
         if self._row < 0:
             self._row = 0
             for row in range(1, ROWS):
-                if self._try_lock(1 + row):
+                if lock(self._lock_fd, 1 + row, wait=False):
                     self._row = row
                     self._words[(ROWS_AT + row * ROW_SIZE) // 8 + _EPOCH] += 1
                     break
@@ -483,14 +489,14 @@ class MemoryStore:
         """Hold the lock of the index. Repair the index first if a process died while it held the lock."""
         with self._thread_lock:
             try:  # an interrupt may come as soon as the lock is held
-                self._flock(fcntl.F_OFD_SETLKW, fcntl.F_WRLCK, 0)
+                lock(self._lock_fd, 0, wait=True)
                 if self._words[_DIRTY]:
                     self._repair()
                 self._words[_DIRTY] = 1
                 yield
                 self._words[_DIRTY] = 0
             finally:
-                self._flock(fcntl.F_OFD_SETLK, fcntl.F_UNLCK, 0)
+                unlock(self._lock_fd, 0)
 
     def _repair(self) -> None:
         """With the lock held: recount entries and memory, and free memory that no slot refers to."""
@@ -513,21 +519,7 @@ class MemoryStore:
             return False
         if row == self._row:
             return True
-        found = self._flock(fcntl.F_OFD_GETLK, fcntl.F_WRLCK, 1 + row)
-        kind: int = _FLOCK.unpack(found)[0]
-        return kind != fcntl.F_UNLCK
-
-    def _try_lock(self, place: int) -> bool:
-        try:
-            self._flock(fcntl.F_OFD_SETLK, fcntl.F_WRLCK, place)
-        except BlockingIOError:
-            return False
-        return True
-
-    def _flock(self, command: int, kind: int, place: int) -> bytes:
-        request = _FLOCK.pack(kind, os.SEEK_SET, place, 1, 0)
-        answer: bytes = fcntl.fcntl(self._lock_fd, command, request)
-        return answer
+        return is_locked(self._lock_fd, 1 + row)
 
     # ---- options ----------------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ import weakref
 from pathlib import Path
 from typing import NamedTuple
 
+from nbloader._platform import when_forked
 from nbloader._util.format import megabytes
 from nbloader._util.validate import natural
 from nbloader.cache.memory_store import MemoryStore
@@ -147,4 +148,4 @@ def _after_fork() -> None:
             _cache = SampleCache(None, CacheOptions())
 
 
-os.register_at_fork(after_in_child=_after_fork)
+when_forked(after_in_child=_after_fork)

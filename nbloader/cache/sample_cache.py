@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from nbloader._platform import available_memory
 from nbloader._util.signals import raised_by_handler
-from nbloader._util.system import available_memory
 from nbloader._util.user_warning import warn
 from nbloader.cache.disk_store import DamagedError, DiskStore
 from nbloader.cache.entry import Entry, decode, encode

@@ -33,8 +33,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from nbloader import events as ev
+from nbloader._platform import when_forked
+from nbloader._platform.descriptors import TOO_MANY_FILES
 from nbloader._util.bell import Bell
-from nbloader._util.descriptors import TOO_MANY_FILES
 from nbloader._util.signals import raised_by_handler
 from nbloader.batch import chunking
 from nbloader.batch.payload import BatchOutcome, BatchPayload
@@ -947,7 +948,7 @@ def _after_fork() -> None:
         engine.after_fork()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+when_forked(after_in_child=_after_fork)
 
 
 def _note_failure(task: Task, outcome: Any) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from nbloader._util import proc
+from nbloader._platform import stat_of, waits_for_locks
 from nbloader.workers.api import WorkerHandle
 from nbloader.workers.status import PRODUCING
 
@@ -65,9 +65,5 @@ class _Threads(NamedTuple):
 
     @classmethod
     def of(cls, pid: int) -> _Threads:
-        waits = [proc.waits_in(task) for task in proc.tasks(pid)]
-        try:
-            cpu = proc.Stat.parse(proc.contents(f"/proc/{pid}/stat")).cpu
-        except (OSError, ValueError):
-            return cls(wait_for_locks=False, cpu=0)
-        return cls(bool(waits) and all(where.startswith("futex") for where in waits), cpu)
+        wait_for_locks, stat = waits_for_locks(pid), stat_of(pid)
+        return cls(wait_for_locks=False, cpu=0) if stat is None else cls(wait_for_locks, stat.cpu)

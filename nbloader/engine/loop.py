@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
-from nbloader._util.wakeup import Wakeup
+from nbloader._platform import Wakeup
 from nbloader.errors import NbloaderError, WorkerStartError
 from nbloader.events.failures import thread_message
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from nbloader._platform import memory_meter
 from nbloader._util.format import megabytes, plural
-from nbloader._util.system import Cgroup, available_memory, cgroups
 
 FIRST_CHECK = 1 << 20
 """Total size of the batches, in bytes, after which the available memory is measured for the first time."""
@@ -27,21 +27,15 @@ class MemoryWatch:
     """Measures the available memory whenever enough bytes of batches have arrived.
 
     Args:
-        available: Returns the available memory in bytes; None if the system does not report it. The default reads it
-            from the system and from the control groups that this process was in at the first measurement.
+        available: Returns the available memory in bytes; None if the system does not report it. The default is
+            `memory_meter`.
     """
 
     def __init__(self, available: Callable[[], int | None] | None = None) -> None:
-        self._available = available or self._of_this_process
-        self._groups: tuple[Cgroup, ...] | None = None
+        self._available = available or memory_meter()
         self._until_check = FIRST_CHECK
         self.measured = 0
         """Result of the last measurement, bytes."""
-
-    def _of_this_process(self) -> int | None:
-        if self._groups is None:
-            self._groups = tuple(cgroups("memory"))
-        return available_memory(groups=self._groups)
 
     def due(self, nbytes: int) -> bool:
         """Count a batch that has arrived, and return whether `affordable` should be called."""

@@ -10,7 +10,7 @@ from types import GeneratorType
 from typing import Any, NamedTuple
 
 from nbloader import events as ev
-from nbloader._util.descriptors import TOO_MANY_FILES
+from nbloader._platform.descriptors import TOO_MANY_FILES
 from nbloader.batch.task import Task
 from nbloader.engine.config import EngineConfig
 from nbloader.engine.leaving import LeavingWorkers

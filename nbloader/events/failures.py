@@ -7,7 +7,6 @@ the batch. See `batch.payload.BatchOutcome`.
 from __future__ import annotations
 
 import errno
-import resource
 import signal
 import threading
 import time
@@ -15,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nbloader._platform import open_files_limit, processes_limit
 from nbloader.events.records import BatchFailed, SampleFailed
 from nbloader.events.remote_errors import ErrorInfo, SampleFailure, add_note, rebuild
 
@@ -142,7 +142,7 @@ def start_message(worker: int, num_workers: int, error: Exception) -> str:
     begin = f"worker {worker} (num_workers={num_workers}) could not be started: {error}."
     code = getattr(error, "errno", None)
     if code in (errno.EMFILE, errno.ENFILE):
-        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        limit = open_files_limit()
         return (
             f"{begin} Each worker needs five file descriptors, and RLIMIT_NOFILE={limit}: use fewer workers, or raise "
             "`ulimit -n`."
@@ -159,17 +159,17 @@ def thread_message(what: str, error: Exception) -> str:
         what: The thread, such as "the thread that supervises the workers".
         error: What `threading.Thread.start` raised.
     """
-    limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    limit = processes_limit()
     return (
         f"{what} could not be started beside {threading.active_count()} threads: {error}. There are too many threads "
-        f"or processes (RLIMIT_NPROC={'unlimited' if limit == resource.RLIM_INFINITY else limit}): use fewer workers, "
+        f"or processes (RLIMIT_NPROC={limit}): use fewer workers, "
         "end other programs, or raise `ulimit -u`; in a container, its limit of processes."
     )
 
 
 def descriptors_message(worker: int, num_workers: int) -> str:
     """Return the error message for when this process cannot receive a worker's file descriptors."""
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    limit = open_files_limit()
     return (
         f"too many open files: what worker {worker} (num_workers={num_workers}) sent could not be received, because "
         f"this process has as many file descriptors as it may have (RLIMIT_NOFILE={limit}). Close files, use fewer "

@@ -33,10 +33,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from nbloader._platform import Wakeup
 from nbloader._util.format import clean, duration
 from nbloader._util.rng import mix
 from nbloader._util.threads import daemon
-from nbloader._util.wakeup import Wakeup
 from nbloader.batch.payload import BatchPayload
 from nbloader.batch.task import Task
 from nbloader.engine.leaving import LeavingWorkers

@@ -24,6 +24,7 @@ from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, Type
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
+from nbloader._platform import CAN_START_PROCESSES, HAS_ZYGOTES
 from nbloader._util.validate import natural, one_of
 from nbloader.batch.chunking import check_chunk
 from nbloader.device.accelerator import Accelerator
@@ -157,11 +158,21 @@ def _context(context: Any, num_workers: int) -> Any:
                 f"multiprocessing_context option should specify a valid start method in {valid!r}, but got "
                 f"multiprocessing_context={context!r}"
             )
-        return multiprocessing.get_context(context)
+        return _startable(multiprocessing.get_context(context))
     if not isinstance(context, multiprocessing.context.BaseContext):
         raise TypeError(
             "multiprocessing_context option should be a valid context object or a string specifying the start method, "
             f"but got multiprocessing_context={context!r}"
+        )
+    return _startable(context)
+
+
+def _startable(context: multiprocessing.context.BaseContext) -> multiprocessing.context.BaseContext:
+    """Return a context, unless it is one of forks where nothing can be forked."""
+    if context.get_start_method() == "fork" and not HAS_ZYGOTES:
+        raise ValueError(
+            'multiprocessing_context="fork" is supported on Linux only: omit it. Workers are then new interpreters, '
+            "which receive the dataset as a pickle"
         )
     return context
 
@@ -438,6 +449,11 @@ class LoaderConfig(Generic[T_co]):
         if self.iterable and self.num_workers and not self.kind.reads_iterables:
             raise ValueError(
                 f"workers={self.workers!r} cannot read an iterable dataset: use another kind, or num_workers=0"
+            )
+        if self.num_workers and self.kind.local_processes and not CAN_START_PROCESSES:
+            raise ValueError(
+                "worker processes are not supported on this system: pass workers='thread' for "
+                f"{self.num_workers} worker threads, or num_workers=0"
             )
         if self.on_timeout == "restart" and not (self.timeout and self.num_workers):
             raise ValueError(

@@ -38,6 +38,7 @@ import torch
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from nbloader import events as ev
+from nbloader._platform import usable_cpus
 from nbloader._util.current_class import with_current_class
 from nbloader._util.replaceable import ReplaceableProperty
 from nbloader._util.user_warning import warn
@@ -441,7 +442,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         A number that `tune()` tries, or that the user chose on the dashboard, gets no warning: what it gains is
         measured.
         """
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        cores = usable_cpus()
         parts, number = self._parts, self.num_workers
         if not self._config.kind.local_processes or number <= cores or number == parts.warned_of:
             return

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import inspect
 import multiprocessing
-import sys
 from typing import Any
 
 import torch
 
+from nbloader._platform import CAN_FORK, START_METHODS
 from nbloader._util.user_warning import warn
 from nbloader.frontend.host import in_marimo
 from nbloader.loader.config import ARGUMENTS, LoaderConfig
 from nbloader.sampling.samplers import FullBatches
-from nbloader.transport import zygote
 
 _SELECTS_SAMPLES = frozenset({
     "self", "dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "drop_last",
@@ -26,15 +25,13 @@ def start_method(context: Any) -> str:
 
     "fork" is the default, for each version of Python, where processes can be forked safely enough: on Linux.
     `multiprocessing`'s own default counts only if it was changed: any lock or queue of `multiprocessing`, even tqdm's,
-    fixes it.
+    fixes it. Where there are no zygotes, "forkserver" starts new interpreters: its workers are clean ones, too.
 
     Args:
         context: A context object, or None.
     """
-    name = _requested(context) or "fork"
-    if name == "fork" and not zygote.SUPPORTED:
-        name = "forkserver"
-    return "spawn" if sys.platform == "win32" else name
+    name = _requested(context)
+    return name if name in START_METHODS else START_METHODS[0]
 
 
 def _requested(context: Any) -> str | None:
@@ -53,10 +50,10 @@ def warn_of_start_method(context: Any) -> None:
     Args:
         context: A context object, or None.
     """
-    if _requested(context) == "fork" and not zygote.SUPPORTED:
+    if _requested(context) == "fork" and not CAN_FORK:
         warn(
             'multiprocessing_context="fork" is supported on Linux only, with Python\'s `os.pidfd_open`: workers are '
-            'started with "forkserver". Pass that, or omit the argument.'
+            f'started with "{START_METHODS[0]}". Pass that, or omit the argument.'
         )
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-from nbloader._util import system
+from nbloader import _platform
 from nbloader._util.format import clean
 from nbloader.events import (
     BatchFailed,
@@ -217,7 +217,7 @@ class Aggregator:
     def cores(self) -> int:
         """Number of CPU cores that workers on this machine may use."""
         if self._cores is None:
-            self._cores = system.cores()
+            self._cores = _platform.cores()
         return self._cores
 
     def _fold(self) -> None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from nbloader._util.proc import CpuTimes, MemoryUse, cpu_times, memory_of
+from nbloader._platform import CpuTimes, MemoryUse, cpu_times, memory_of
 from nbloader.events.gauges import Gauges, WorkerGauge
 
 AT_ONCE = 4

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from nbloader._util.proc import ContextSwitches, CpuTimes
+from nbloader._platform import ContextSwitches, CpuTimes
 
 MARKS = 128
 """Number of readings that are kept. At ten readings per second, they cover the last 12 s."""

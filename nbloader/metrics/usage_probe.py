@@ -7,7 +7,7 @@ import threading
 import time
 from typing import NamedTuple
 
-from nbloader._util.proc import Stat, contents, context_switches, cpu_times
+from nbloader._platform import cpu_times, stat_of, switches_of, waits_in
 from nbloader.metrics.usage import LoopCounters, Usage, UsageLog, WorkerCounters
 
 WATCHED = 8
@@ -105,21 +105,19 @@ def worker_counters(worker: WorkerThread, *, switches: bool = False) -> WorkerCo
     main = cpu_times(worker.pid, worker.native_id)
     if main is None:
         return None
-    task = f"/proc/{worker.pid}/task/{worker.native_id}"
     is_thread = worker.native_id != worker.pid
-    try:
-        stat = Stat.parse(contents(f"{task if is_thread else f'/proc/{worker.pid}'}/stat"))
-        switched = context_switches(contents(f"{task}/status")) if switches else None
-        waits_in = contents(f"{task}/wchan") if worker.busy else ""
-    except (OSError, ValueError, IndexError):
+    stat = stat_of(worker.pid, worker.native_id if is_thread else None)
+    if stat is None:
         return None
+    switched = switches_of(worker.pid, worker.native_id) if switches else None
+    where = waits_in(worker.pid, worker.native_id) if worker.busy else ""
     return WorkerCounters(
         main,
         cpu=main.running if is_thread else stat.cpu,
         major_faults=stat.major_faults,
         threads=1 if is_thread else stat.threads,
         busy=worker.busy,
-        locked=any(name in waits_in for name in LOCK_WAITS),
+        locked=any(name in where for name in LOCK_WAITS),
         minor_faults=stat.minor_faults,
         switches=switched,
     )

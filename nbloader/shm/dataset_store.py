@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nbloader._util.descriptors import close_all
-from nbloader._util.system import pages_written
-from nbloader.shm.segment import filled_file, mapped
+from nbloader._platform import mapped, pages_written
+from nbloader._platform.descriptors import close_all
+from nbloader.shm.segment import filled_file
 
 SHARE_FROM = 64 * 1024
 """Arrays in a dataset of at least this size, in bytes, are shared by all workers; smaller ones are copied to each."""

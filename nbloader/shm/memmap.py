@@ -12,9 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nbloader._util.system import pages_written
-
-_MAPS = Path("/proc/self/maps")
+from nbloader._platform import mapped_path, pages_written
 
 
 class MappedFile(NamedTuple):
@@ -102,13 +100,7 @@ def _is_mapped_from(path: str, address: int, size: int) -> bool:
     try:
         if Path(path).stat().st_size != size:
             return False
-        if not _MAPS.exists():
-            return True
-        for line in _MAPS.read_text(errors="surrogateescape").splitlines():
-            span, *_, name = line.split(maxsplit=5)
-            begin, _, end = span.partition("-")
-            if int(begin, 16) <= address < int(end, 16):
-                return name == os.path.realpath(path)  # the name of a deleted file ends with " (deleted)"
     except OSError:
-        pass
-    return False
+        return False
+    mapped = mapped_path(address)
+    return mapped is None or mapped == os.path.realpath(path)  # the path of a deleted file ends with " (deleted)"

@@ -21,9 +21,7 @@ to the system.
 from __future__ import annotations
 
 import collections
-import contextlib
 import ctypes
-import fcntl
 import functools
 import mmap
 import os
@@ -31,11 +29,10 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from nbloader._util.descriptors import close_all, open_into
-from nbloader._util.system import available_memory, cores
+from nbloader._platform import allocate, available_memory, cores, mapped, new_file, seal, when_forked
+from nbloader._platform.descriptors import close_all
 
 ALIGN = 64
 """Alignment of arrays within a segment, in bytes: a cache line, and sufficient for any vector instruction."""
@@ -105,10 +102,7 @@ def anonymous_file(size: int, opened: list[int] | None = None) -> int:
     try:
         new_file(file)
         try:
-            if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(file[0], 0, size)
-            else:
-                os.ftruncate(file[0], size)
+            allocate(file[0], size)
         except OSError as error:
             raise no_memory(size, error.strerror or "unknown reason") from error
     except BaseException:  # includes interrupts
@@ -158,13 +152,6 @@ def filled_file(size: int, pieces: list[tuple[int, memoryview]], opened: list[in
     opened += file
 
 
-def seal(fd: int) -> None:
-    """Seal a memory file, so that no process can write to it any more."""
-    if hasattr(fcntl, "F_ADD_SEALS"):
-        with contextlib.suppress(OSError):  # a file that is no memfd
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE)
-
-
 def _write(fd: int, part: tuple[int, memoryview]) -> None:
     position, data = part
     while data.nbytes:
@@ -184,60 +171,12 @@ def check_memory(size: int) -> None:
             raise no_memory(size, f"{left / 1e6:,.0f} MB are left")
 
 
-def new_file(opened: list[int]) -> None:
-    """Create an empty memory file and append its descriptor to a list."""
-    if hasattr(os, "memfd_create"):
-        open_into(opened, os.memfd_create, "nbloader", os.MFD_CLOEXEC | getattr(os, "MFD_ALLOW_SEALING", 0))
-        return
-    import tempfile  # macOS: an unlinked file
-
-    fd, path = tempfile.mkstemp(prefix="nbloader-")
-    opened += [fd]
-    Path(path).unlink()
-
-
 def no_memory(size: int, why: str) -> MemoryError:
     """Return the error for a memory file of `size` bytes that cannot be created."""
     return MemoryError(
         f"{size / 1e6:,.1f} MB of shared memory could not be allocated ({why}). Use a smaller batch_size, fewer "
         "workers or a smaller prefetch_factor, or give the machine more memory."
     )
-
-
-def mapped(fd: int, size: int, *, private: bool = False) -> Any:
-    """Map a file into memory, writable, without keeping a descriptor of it.
-
-    `mmap.mmap` keeps a duplicate of the descriptor (this is optional only since Python 3.13), so a consumer that keeps
-    batches would soon have too many open files. Also, `mmap.mmap` unmaps the memory before the callbacks of weak
-    references run, but pinned memory must be unpinned before it is unmapped.
-
-    Args:
-        fd: Descriptor of the file.
-        size: Size in bytes.
-        private: Whether to map the file copy-on-write, so that writes stay in this process.
-
-    Returns:
-        A ctypes array of `size` bytes. The file stays mapped as long as this array or anything built on it exists.
-
-    Raises:
-        OSError: The system's limit on mappings is reached.
-    """
-    kind = mmap.MAP_PRIVATE if private else mmap.MAP_SHARED
-    address = _libc().mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, kind, fd, 0)
-    if address == ctypes.c_void_p(-1).value:
-        raise OSError(ctypes.get_errno(), f"{size:,} bytes cannot be mapped: {os.strerror(ctypes.get_errno())}")
-    memory = (ctypes.c_char * size).from_address(address)
-    weakref.finalize(memory, _libc().munmap, address, size).atexit = False
-    return memory
-
-
-@functools.cache
-def _libc() -> Any:
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_ssize_t]
-    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-    return libc
 
 
 class FreeSegments:
@@ -402,8 +341,8 @@ class _Forks:
 
     def __init__(self) -> None:
         self.count = 0
-        if hasattr(os, "register_at_fork"):  # twice: other threads run between the first call and the fork
-            os.register_at_fork(before=self._add, after_in_parent=self._add)
+        # Twice: other threads run between the first call and the fork.
+        when_forked(before=self._add, after_in_parent=self._add)
 
     def _add(self) -> None:
         self.count += 1

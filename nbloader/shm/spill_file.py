@@ -6,8 +6,9 @@ import mmap
 import os
 import weakref
 
-from nbloader._util.descriptors import close_all
-from nbloader.shm.segment import CHECK_FROM, check_memory, new_file, no_memory, seal
+from nbloader._platform import new_file, seal
+from nbloader._platform.descriptors import close_all
+from nbloader.shm.segment import CHECK_FROM, check_memory, no_memory
 
 SPILL_FROM = 1 << 20
 """Pickles of at least this size, in bytes, are kept in a memory file; each worker gets smaller ones in a message."""

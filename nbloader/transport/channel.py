@@ -6,20 +6,28 @@ notebook's end never blocks: what the socket does not accept is kept, and sent w
 
 from __future__ import annotations
 
-import array
 import collections
 import contextlib
 import errno
 import os
-import resource  # not when it is needed: with too many open files no module can be imported
 import socket
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from enum import IntEnum, unique
 from itertools import starmap
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
-from nbloader._util.descriptors import close_all, open_into
+from nbloader._platform import open_files_limit
+from nbloader._platform.descriptors import close_all, open_into
+from nbloader._platform.passing import (
+    CUT_OFF,
+    DONT_WAIT,
+    RECEIVE,
+    RECEIVE_AT_ONCE,
+    from_message,
+    space_for,
+    with_message,
+)
 
 Bytes: TypeAlias = "bytes | bytearray | memoryview"
 
@@ -32,14 +40,9 @@ MAX_PIECES = 512
 """Maximum number of buffers per system call; the kernel accepts 1024."""
 MAX_FDS = 64
 """Maximum number of descriptors per frame."""
-# Programs that a dataset runs must not inherit our descriptors. Plain ints: adding two flags of an enum takes 1 us.
-CLOSE_ON_EXEC = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
-DONT_WAIT = int(socket.MSG_DONTWAIT)
-NO_WAIT = CLOSE_ON_EXEC | DONT_WAIT
-ANCILLARY_SIZE = socket.CMSG_SPACE(4 * MAX_FDS)
-_READ = ((READ_SIZE, ANCILLARY_SIZE, CLOSE_ON_EXEC),)  # arguments of `recvmsg`
-_READ_AT_ONCE = ((READ_SIZE, ANCILLARY_SIZE, NO_WAIT),)
-CUT_OFF = int(socket.MSG_CTRUNC)
+ANCILLARY_SIZE = space_for(MAX_FDS)
+_READ = ((READ_SIZE, ANCILLARY_SIZE, RECEIVE),)  # arguments of `recvmsg`
+_READ_AT_ONCE = ((READ_SIZE, ANCILLARY_SIZE, RECEIVE_AT_ONCE),)
 ROUND_ROBIN = b"\1"
 """Body of a READY frame: batches must be assigned to workers in turn."""
 LOST = -1
@@ -161,7 +164,7 @@ class Channel:
         if len(pieces) > MAX_PIECES:
             pieces = [b"".join(pieces)]
         try:
-            sent = self._sock.sendmsg(pieces, _ancillary(fds) if fds else ())
+            sent = self._sock.sendmsg(pieces, with_message(fds) if fds else ())
         except BlockingIOError:
             self._keep(pieces, fds)
             return
@@ -204,7 +207,7 @@ class Channel:
         while self._backlog:
             head = self._backlog[0]
             try:
-                sent = self._sock.sendmsg([head.data], _ancillary(head.fds) if head.fds else ())
+                sent = self._sock.sendmsg([head.data], with_message(head.fds) if head.fds else ())
             except BlockingIOError:
                 return
             close_all(head.fds)
@@ -266,7 +269,7 @@ class Channel:
         fd = self._fds[0]
         if fd == LOST:
             del self._fds[0]
-            limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            limit = open_files_limit()
             text = f"{os.strerror(errno.EMFILE)} in process {os.getpid()}: raise `ulimit -n` (RLIMIT_NOFILE={limit})"
             raise OSError(errno.EMFILE, text)
         if into is not None:
@@ -305,20 +308,7 @@ class Channel:
             self._large = None
 
     def _keep_fds(self, flags: int) -> None:
-        fds = _descriptors_in(self._ancillary)
+        fds = from_message(self._ancillary)
         if flags & CUT_OFF:
             fds += [LOST]
         self._fds, self._ancillary = self._fds + fds, []  # at once: an interrupt neither loses nor duplicates them
-
-
-def _descriptors_in(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
-    """Return the descriptors in the ancillary data of a message."""
-    fds = array.array("i")
-    for level, what, raw in ancillary:
-        if level == socket.SOL_SOCKET and what == socket.SCM_RIGHTS:
-            fds.frombytes(raw[: len(raw) - len(raw) % fds.itemsize])
-    return fds.tolist()
-
-
-def _ancillary(fds: Sequence[int]) -> list[tuple[int, int, Any]]:
-    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]

@@ -1,10 +1,8 @@
-"""What a new child process does: it takes its outputs, and ends with its parent, or without the parent's handlers."""
+"""What a new child process does: it takes its outputs, and ends without running the handlers of its parent."""
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import sys
 from collections.abc import Callable
 from typing import NoReturn
@@ -34,10 +32,3 @@ def run_and_exit(run: Callable[[], object]) -> NoReturn:
         flush(sys.stdout)
         flush(sys.stderr)
         os._exit(code)
-
-
-def die_with_parent() -> None:
-    """On Linux: make the kernel kill this process when the thread that forked it ends."""
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)

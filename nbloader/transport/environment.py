@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from nbloader._platform import working_directory
 from nbloader._util.import_hooks import when_imported
-from nbloader._util.system import ROOT, working_directory
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +119,7 @@ class Environment(NamedTuple):
     def of_this_process(cls) -> Environment:
         """Return the current environment of this process."""
         settings = Settings.of_this_process()
-        return cls(list(sys.path), working_directory() or ROOT, dict(os.environ), list(sys.argv), settings)
+        return cls(list(sys.path), working_directory() or os.sep, dict(os.environ), list(sys.argv), settings)
 
     def install(self) -> None:
         """Apply the environment in another process. Thread limits that are set only in that process are kept."""

@@ -27,7 +27,7 @@ def python_command(entry: str) -> list[str]:
     return [sys.executable, *subprocess._args_from_interpreter_flags(), "-c", code]  # type: ignore[attr-defined]
 
 
-def start_interpreter(entry: str, fd: int, **options: Any) -> subprocess.Popen[bytes]:
+def start_interpreter(entry: str, fds: tuple[int, ...], **options: Any) -> subprocess.Popen[bytes]:
     """Run code in a new interpreter.
 
     pydevd, on which JupyterLab's debugger is built, changes the command of each new interpreter so that it is debugged
@@ -37,7 +37,7 @@ def start_interpreter(entry: str, fd: int, **options: Any) -> subprocess.Popen[b
 
     Args:
         entry: The code.
-        fd: A descriptor that the process inherits.
+        fds: The descriptors that the process inherits.
         **options: Further arguments of `subprocess.Popen`.
 
     Raises:
@@ -45,7 +45,7 @@ def start_interpreter(entry: str, fd: int, **options: Any) -> subprocess.Popen[b
     """
     skip = getattr(sys.modules.get("pydevd"), "skip_subprocess_arg_patch", None)
     with skip() if skip is not None and in_kernel() else contextlib.nullcontext():
-        return subprocess.Popen(python_command(entry), pass_fds=(fd,), stdin=subprocess.DEVNULL, **options)
+        return subprocess.Popen(python_command(entry), pass_fds=fds, stdin=subprocess.DEVNULL, **options)
 
 
 def worker_environment() -> dict[str, str]:

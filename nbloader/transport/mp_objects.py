@@ -22,7 +22,7 @@ from multiprocessing import context, reduction
 from types import FunctionType
 from typing import Any, NamedTuple
 
-from nbloader._util.descriptors import close_all, open_into
+from nbloader._platform.descriptors import close_all, open_into
 from nbloader.batch.pickling import Pickler, is_plain
 from nbloader.shm.dataset_store import SHARE_FROM
 

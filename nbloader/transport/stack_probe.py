@@ -20,7 +20,6 @@ import contextlib
 import faulthandler
 import os
 import re
-import select
 import signal
 import socket
 import struct
@@ -29,25 +28,21 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
+from nbloader._platform import STACK_IN_C_SIGNAL, STACK_SIGNAL, UNKNOWN, Activity, activity, readable
+from nbloader._platform.descriptors import close_all, open_into
 from nbloader._util.code_places import PACKAGE, cell_name, is_library, is_python
-from nbloader._util.descriptors import close_all, open_into
 from nbloader._util.format import plural
 from nbloader.errors import NbloaderError
 
-SIGNAL: int = signal.SIGRTMIN + 7 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR2
-"""Requests a stack. Libraries use SIGUSR1 and SIGUSR2, and the C library uses the first real-time signals."""
-SIGNAL_IN_C: int = signal.SIGRTMIN + 8 if hasattr(signal, "SIGRTMIN") else signal.SIGUSR1
-"""Sent if the first one is not answered, because the main thread is in C code."""
 WAIT = 2.0
 """Seconds to wait for a worker's response. It takes about a millisecond; a stopped process never responds."""
 AGAIN = 0.25
-"""Seconds without a response after which `SIGNAL_IN_C` may be sent, and sent again."""
-COMPUTED = 0.1
-"""Seconds of CPU time after which a main thread that has not responded is assumed to run C code. Python code responds
+"""Seconds without a response after which `STACK_IN_C_SIGNAL` may be sent, and sent again."""
+COMPUTED_NS = 100_000_000
+"""CPU time, ns, after which a main thread that has not responded is assumed to run C code. Python code responds
 within microseconds of CPU time, however long the process waits for a core."""
 QUIET = 0.2
 """Seconds without another line after which a stack with an unusual outermost frame counts as complete."""
@@ -95,13 +90,13 @@ def answer(fd: int) -> None:
         with contextlib.suppress(OSError):  # no reader: the notebook's process has ended, or has stopped waiting
             os.write(fd, _BEGIN.encode() + last)
 
-    signal.signal(SIGNAL, write_stacks)
-    signal.siginterrupt(SIGNAL, False)  # reads and writes of C libraries are restarted
-    faulthandler.register(SIGNAL_IN_C, file=fd, all_threads=False)
+    signal.signal(STACK_SIGNAL, write_stacks)
+    signal.siginterrupt(STACK_SIGNAL, False)  # reads and writes of C libraries are restarted
+    faulthandler.register(STACK_IN_C_SIGNAL, file=fd, all_threads=False)
 
 
 def let_signals_interrupt(connection: socket.socket) -> None:
-    """In a worker: let `SIGNAL` wake the main thread while it waits for a task, although `answer` restarts reads.
+    """In a worker: let `STACK_SIGNAL` wake the main thread while it waits for a task, although `answer` restarts reads.
 
     Linux does not restart the reads of a socket that has a timeout. This one never expires.
     """
@@ -149,8 +144,6 @@ class StackPipe:
 
 def _ask(fd: int, pid: int, gone: Callable[[], bool]) -> str:
     _read(fd)  # a late response to the previous request; the rest of it may still come
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
 
     def send(signal_number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -159,10 +152,10 @@ def _ask(fd: int, pid: int, gone: Callable[[], bool]) -> str:
 
     received = text = ""
     deadline = time.monotonic() + WAIT
-    before = _MainThread.of(pid)
-    send(SIGNAL)
+    before = activity(pid)
+    send(STACK_SIGNAL)
     while not (text.endswith((_END, *_OUTERMOST)) or _FORKED in text):
-        if poll.poll(1000 * (QUIET if text else AGAIN)):
+        if readable([fd], QUIET if text else AGAIN):
             more = _read(fd)
             if not more:  # the other end is closed
                 break
@@ -170,8 +163,8 @@ def _ask(fd: int, pid: int, gone: Callable[[], bool]) -> str:
             text = _last_response(received)
         elif text or time.monotonic() > deadline:
             break
-        elif _MainThread.of(pid).is_in_c_code(before):
-            send(SIGNAL_IN_C)
+        elif _is_in_c_code(activity(pid), before):
+            send(STACK_IN_C_SIGNAL)
     if not text:
         raise NbloaderError(
             f"the worker (pid {pid}) did not respond to a stack request within {WAIT:g} s: it has ended, or is "
@@ -184,29 +177,15 @@ def _ask(fd: int, pid: int, gone: Callable[[], bool]) -> str:
     return without_internals(text.replace(_OF_FAULTHANDLER, header))
 
 
-class _MainThread(NamedTuple):
-    """The state of the main thread of a process at one moment."""
+def _is_in_c_code(now: Activity | None, before: Activity | None) -> bool:
+    """Whether a main thread executes C code, given that it has not responded to a `STACK_SIGNAL` sent after `before`.
 
-    state: str | None
-    """Linux's letter for the state; None if the system does not report it, or if the process has ended."""
-    cpu: float
-    """Seconds of CPU time that the thread has used."""
-
-    @classmethod
-    def of(cls, pid: int) -> _MainThread:
-        try:
-            fields = Path(f"/proc/{pid}/task/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
-        except OSError:
-            return cls(None, 0.0)
-        state, user, system = fields[0], int(fields[11]), int(fields[12])
-        return cls(state, (user + system) / os.sysconf("SC_CLK_TCK"))
-
-    def is_in_c_code(self, before: _MainThread) -> bool:
-        """Whether the thread executes C code, given that it has not responded to a `SIGNAL` sent after `before`.
-
-        A thread that sleeps in Python code is woken by the signal. A thread that waits for a core has used no time.
-        """
-        return self.state is None or self.state in "SD" or self.cpu - before.cpu >= COMPUTED
+    A thread that sleeps in Python code is woken by the signal. A thread that waits for a core has used no time. If the
+    state is unknown, the thread may wait for anything.
+    """
+    if now is None or now.state in ("S", "D", UNKNOWN):
+        return True
+    return now.cpu - (0 if before is None else before.cpu) >= COMPUTED_NS
 
 
 def _last_response(received: str) -> str:

@@ -10,7 +10,7 @@ notebook, once, on the consumer's thread, as torch forks its workers.
 
 A forked process has only a copy of the thread that forked it. Locks that another thread held at that moment are never
 released in it. So a zygote takes part in what can hang: before it reports that it is ready, it seeds the random
-generators. One that is not ready within `READY_LIMIT` is killed and forked again. `_fork_between_draws` waits until no
+generators. One that is not ready within `READY_LIMIT` is killed and forked again. `fork_between_draws` waits until no
 thread draws from torch's generator. OpenMP's threads are ended before the fork: the copy of a thread that has used them
 would wait for them forever.
 
@@ -24,8 +24,6 @@ from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]
 import contextlib
-import ctypes
-import fcntl
 import functools
 import gc
 import importlib
@@ -33,7 +31,6 @@ import itertools
 import logging
 import operator
 import os
-import select
 import signal
 import socket
 import stat
@@ -42,34 +39,35 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import NoReturn, TextIO
 
+from nbloader._platform import HAS_ZYGOTES, readable, working_directory
 from nbloader._util.signals import interrupts_deferred
-from nbloader._util.system import ROOT, working_directory
 from nbloader.transport import zygote_process
 from nbloader.transport.channel import Channel, Kind
 from nbloader.transport.interpreter import start_interpreter, worker_environment
 from nbloader.transport.zygote_process import Run, WorkerFds, in_request, serve
 
+if HAS_ZYGOTES:
+    from nbloader._platform.forking import (
+        can_read,
+        end_of_process,
+        end_openmp_threads,
+        fork_between_draws,
+        open_descriptors,
+        reopen,
+        replace,
+    )
+
 log = logging.getLogger(__name__)
 
-SUPPORTED = hasattr(os, "fork") and hasattr(os, "pidfd_open")
-"""Whether this process can be forked: Linux, and a Python with `os.pidfd_open`."""
 READY_LIMIT = 2.0
 """Seconds within which a forked zygote must be ready."""
 LOG_LIMIT = 0.1
 """Seconds to wait for each lock of logging."""
 MAX_FORKS = 3
 """Number of forked zygotes that may not become ready before the start fails."""
-DRAWING_THREADS = 4
-"""Number of threads that may wait for the lock of torch's generator at the same time when the process is forked."""
-LOCK_PAUSE_US = 100
-"""Microseconds that one of these threads is given to take the lock."""
-OPENMP_SOFT_PAUSE = 1
-"""`omp_pause_soft` of the OpenMP API: release threads, keep settings."""
 
-_FDS = "/proc/self/fd"
 _numbers = itertools.count()
 _inherited_streams: list[object] = []
 """In a worker: the notebook's standard streams. If they were garbage-collected, text that they have buffered would be
@@ -164,8 +162,8 @@ class CleanZygote(Zygote):
             # A kernel that shuts down kills all children in its process group and waits until they are reaped, but
             # nothing reaps them at that point. In its own session the zygote survives that, and ends with the kernel.
             process = start_interpreter(
-                entry, theirs.fileno(), env=worker_environment(), start_new_session=True,
-                cwd=None if working_directory() else ROOT,
+                entry, (theirs.fileno(),), env=worker_environment(), start_new_session=True,
+                cwd=None if working_directory() else os.sep,
             )  # fmt: skip
             self._pids.append(process.pid)
             process.returncode = 0  # `close` waits for it
@@ -200,7 +198,7 @@ class ForkedZygote(Zygote):
         )
 
     def _start_once(self, run: Run, check: Callable[[], object]) -> None:
-        _end_openmp_threads()
+        end_openmp_threads()
         ours, theirs = socket.socketpair()
         with theirs:
             self._channel = Channel(ours, blocking=True)
@@ -218,7 +216,7 @@ class ForkedZygote(Zygote):
             try:
                 signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
                 gc.disable()  # no garbage collection in the child: only the parent may finalize garbage
-                _fork_between_draws(pids)
+                fork_between_draws(pids)
                 if pids == [0]:
                     self.disown()
                     become_zygote(theirs, parent, signals, run, check, collects=collects)
@@ -229,9 +227,7 @@ class ForkedZygote(Zygote):
         if self._channel is None:
             return False
         deadline = time.monotonic() + READY_LIMIT
-        poll = select.poll()
-        poll.register(self._channel, select.POLLIN)
-        while poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+        while readable([self._channel], deadline - time.monotonic()):
             try:
                 for kind, body in self._channel.receive(wait=False):
                     if kind == Kind.INIT_ERROR:
@@ -261,69 +257,6 @@ def _between_log_records() -> Iterator[None]:
         yield
 
 
-def _end_openmp_threads() -> None:
-    """End the OpenMP threads that belong to this thread. Its forked copy would wait for them forever.
-
-    Only GNU's library needs this; several copies of it may be loaded. Other libraries prepare themselves for a fork.
-    The next parallel region starts new threads.
-    """
-    for path in _openmp_libraries():
-        with contextlib.suppress(OSError, AttributeError):  # the file was replaced, or is older than OpenMP 5.0
-            ctypes.CDLL(path, os.RTLD_NOLOAD | os.RTLD_LAZY).omp_pause_resource_all(OPENMP_SOFT_PAUSE)
-
-
-def _openmp_libraries() -> set[str]:
-    lines = Path("/proc/self/maps").read_text("utf-8", "surrogateescape").splitlines()
-    return {line.split(maxsplit=5)[5] for line in lines if "/libgomp" in line}
-
-
-def _fork_between_draws(pids: list[int]) -> None:
-    """Fork like `os.fork()`, at a moment when no other thread draws numbers from torch's global generator.
-
-    A thread that draws holds the lock of the generator, but not the interpreter lock. `get_state()` waits for the lock
-    of the generator while it keeps the interpreter lock. Meanwhile, a thread that has finished drawing waits for the
-    interpreter lock and cannot draw again. So this thread must not release the interpreter lock between `get_state()`
-    and the fork. The interpreter may release it between any two instructions, and in the hooks that `os.fork()` calls
-    (`os.register_at_fork`). Hence iterators call the functions that make up `os.fork()` one by one, with no instruction
-    in between. (In a Python without an interpreter lock, the fork waits only for draws that have begun.)
-
-    Since Python's own `os.fork` is not called, it does not warn about other threads, and a debugger does not attach.
-
-    Args:
-        pids: Receives what `os.fork()` would return. The caller finds it there even if an interrupt follows.
-
-    Raises:
-        OSError: There is not enough memory for another process, or there are too many processes.
-    """
-    sys.audit("os.fork")
-    python, c = ctypes.pythonapi, _c_library()
-    waits: tuple[Callable[[], object], ...] = ()
-    generator = getattr(sys.modules.get("torch"), "default_generator", None)  # None while a thread imports torch
-    if generator is not None:
-        pause = functools.partial(c.usleep, LOCK_PAUSE_US)
-        waits = generator.get_state, *(pause, generator.get_state) * (DRAWING_THREADS - 1)
-    call = operator.methodcaller("__call__")
-    before = map(call, (python.PyOS_BeforeFork, *waits))
-    fork = map(pids.append, map(call, (c.fork,)))
-    after = {0: python.PyOS_AfterFork_Child}
-    steps = before, fork, map(call, map(after.get, pids, (python.PyOS_AfterFork_Parent,)))
-    try:
-        list(itertools.chain.from_iterable(steps))  # keeps the states: freeing a tensor releases the interpreter lock
-    except BaseException:
-        if not pids:
-            python.PyOS_AfterFork_Parent()
-        raise
-    if pids[0] < 0:
-        pids.clear()
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-
-
-@functools.cache
-def _c_library() -> ctypes.PyDLL:
-    """Return the C library. Calls of its functions keep the interpreter lock."""
-    return ctypes.PyDLL(None, use_errno=True)
-
-
 # ---- in the zygote ------------------------------------------------------------------------------------------------
 
 
@@ -347,7 +280,7 @@ def become_zygote(
         gc.freeze()  # a collection would copy the pages of all objects, and finalize objects of the parent
         if collects:
             gc.enable()
-        notebook = os.pidfd_open(parent)
+        notebook = end_of_process(parent)
         if os.getppid() != parent:
             os._exit(1)
         # A kernel that shuts down kills all children in its process group and waits until they are reaped, but nothing
@@ -398,15 +331,15 @@ def _own_files() -> None:
     on which the notebook listens for connections, such as a kernel's ports, are replaced: otherwise they would stay
     taken as long as a worker runs.
     """
-    for fd in [int(entry.name) for entry in Path(_FDS).iterdir()]:
+    for fd in open_descriptors():
         try:
             mode = os.fstat(fd).st_mode
             if stat.S_ISREG(mode):
-                if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE != os.O_WRONLY:
-                    _reopen(fd)
+                if can_read(fd):
+                    reopen(fd)
                     _read_files.append(fd)
             elif stat.S_ISSOCK(mode) and _listens(fd):
-                _replace(fd, os.open(os.devnull, os.O_RDWR))
+                replace(fd, os.open(os.devnull, os.O_RDWR))
         except OSError as error:  # it was the descriptor of the listing, or its file cannot be opened again
             log.debug("descriptor %d stays shared with the notebook's process: %s", fd, error)
 
@@ -415,22 +348,7 @@ def reopen_files() -> None:
     """In a worker: open the files that the notebook had open, so that the worker has positions of its own."""
     for fd in _read_files:
         with contextlib.suppress(OSError):  # as it was possible in the zygote, the system is out of descriptors
-            _reopen(fd)
-
-
-def _reopen(fd: int) -> None:
-    """Open a file again under the same descriptor, at the same position."""
-    flags = fcntl.fcntl(fd, fcntl.F_GETFL) & (os.O_ACCMODE | os.O_APPEND | os.O_NONBLOCK | getattr(os, "O_DIRECT", 0))
-    position = os.lseek(fd, 0, os.SEEK_CUR)
-    again = os.open(f"{_FDS}/{fd}", flags | os.O_CLOEXEC)
-    os.lseek(again, position, os.SEEK_SET)
-    _replace(fd, again)
-
-
-def _replace(fd: int, other: int) -> None:
-    """Let a descriptor refer to the file of another one, which is closed."""
-    os.dup2(other, fd, inheritable=os.get_inheritable(fd))
-    os.close(other)
+            reopen(fd)
 
 
 def _listens(fd: int) -> bool:

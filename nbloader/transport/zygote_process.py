@@ -22,8 +22,12 @@ import struct
 from collections.abc import Callable
 from typing import NamedTuple, NoReturn
 
+from nbloader._platform import HAS_ZYGOTES
 from nbloader.transport.channel import Channel
-from nbloader.transport.child_process import die_with_parent, run_and_exit, use_outputs
+from nbloader.transport.child_process import run_and_exit, use_outputs
+
+if HAS_ZYGOTES:
+    from nbloader._platform.forking import die_with_parent
 
 LIFELINE = struct.Struct("<q")
 """Content of a lifeline: the pid, then `~status` (negative), with the wait status as `os.waitpid` returns it."""
@@ -79,8 +83,8 @@ def serve(channel: Channel, run: Run, parent: int | None = None) -> NoReturn:
         channel: The connection to the notebook's process.
         run: Runs a worker, given the body of the request and the worker's descriptors. The process exits when it
             returns.
-        parent: A pidfd of the notebook's process, whose end is noticed even if another process keeps the connection
-            open; None if the system has none.
+        parent: A descriptor that becomes readable when the notebook's process ends, even if another process keeps the
+            connection open. None for a clean zygote.
     """
     wakeup, wakeup_write = os.pipe()
     os.set_blocking(wakeup, False)

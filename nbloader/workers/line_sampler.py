@@ -18,13 +18,11 @@ from __future__ import annotations
 import signal
 from types import CodeType, FrameType
 
+from nbloader._platform import SAMPLE_SIGNAL
 from nbloader._util.code_places import PACKAGE
 from nbloader.events.stack_samples import STAGE_FILE, CodeLine, StackCount
 from nbloader.workers.status import SharedStatus, WorkerState
 
-SIGNAL: int | None = signal.SIGRTMIN + 9 if hasattr(signal, "SIGRTMIN") else None
-"""The signal that requests a sample; None if worker processes cannot be sampled on this system. `stack_probe` uses the
-two signals before it."""
 MAX_FRAMES = 60
 """Maximum number of frames that are kept of a stack, beginning with the innermost."""
 MAX_UNSENT = 500
@@ -79,9 +77,9 @@ class LineSampler:
 
     def install(self) -> None:
         """Install the signal handler in the main thread of this process."""
-        if SIGNAL is not None:
-            signal.signal(SIGNAL, self._sample)
-            signal.siginterrupt(SIGNAL, False)  # do not interrupt system calls of C libraries
+        if SAMPLE_SIGNAL is not None:
+            signal.signal(SAMPLE_SIGNAL, self._sample)
+            signal.siginterrupt(SAMPLE_SIGNAL, False)  # do not interrupt system calls of C libraries
 
     def _sample(self, _signal: int, frame: FrameType | None) -> None:
         status = self._status

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from nbloader._util.wakeup import Wakeup
+from nbloader._platform import Wakeup
 from nbloader.workers.messages import WorkerMessage
 
 

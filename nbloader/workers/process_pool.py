@@ -17,7 +17,6 @@ import logging
 import multiprocessing
 import os
 import pickle
-import select
 import selectors
 import signal
 import socket
@@ -28,10 +27,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
+from nbloader._platform import (
+    HAS_ZYGOTES,
+    SAMPLE_SIGNAL,
+    end_of_child,
+    mapped,
+    readable,
+    when_forked,
+    working_directory,
+)
+from nbloader._platform.descriptors import TOO_MANY_FILES, close_all, open_pipe
 from nbloader._util import rng
-from nbloader._util.descriptors import TOO_MANY_FILES, close_all, open_into, open_pipe
 from nbloader._util.signals import raised_by_handler
-from nbloader._util.system import ROOT, working_directory
 from nbloader._util.user_warning import warn
 from nbloader.batch.payload import SegmentPayload
 from nbloader.batch.pickled_indices import pack_indices
@@ -41,7 +48,7 @@ from nbloader.cache import process_cache
 from nbloader.errors import DatasetTransferError, NbloaderError
 from nbloader.events.failures import EmptyBatch, WorkerFailure
 from nbloader.events.remote_errors import SampleFailure
-from nbloader.shm.segment import SegmentReader, anonymous_file, mapped
+from nbloader.shm.segment import SegmentReader, anonymous_file
 from nbloader.transport.channel import MAX_FDS, ROUND_ROBIN, Bytes, Channel, Kind
 from nbloader.transport.child_process import use_outputs
 from nbloader.transport.environment import Environment
@@ -51,7 +58,7 @@ from nbloader.transport.process_setup import ProcessSetup
 from nbloader.transport.stack_probe import StackPipe
 from nbloader.transport.zygote import CleanZygote, ForkedZygote, Zygote, redirect_streams, reopen_files
 from nbloader.transport.zygote_process import LIFELINE, Run, WorkerFds
-from nbloader.workers import line_sampler, process_worker
+from nbloader.workers import process_worker
 from nbloader.workers.api import LocalSetup, OutputTail, WorkerHandle, WorkerKind, WorkerPool
 from nbloader.workers.bootstrap import InitMessage, WorkerStart
 from nbloader.workers.fork_safety import threaded_package
@@ -74,6 +81,9 @@ from nbloader.workers.run_state import RunState, RunStateReader
 from nbloader.workers.seeders import dump_seeders
 from nbloader.workers.spec import WorkerSpec
 from nbloader.workers.status import PRODUCING, SHARED_STATUS_SIZE, SharedStatus, WorkerState
+
+if HAS_ZYGOTES:
+    from nbloader._platform.forking import end_of_process
 
 log = logging.getLogger(__name__)
 _clock = time.perf_counter_ns
@@ -287,7 +297,7 @@ class ProcessHandle(WorkerHandle):
     def sample_stack(self) -> None:
         """See `WorkerHandle`. The sample arrives later, in a message from the worker."""
         status = self.status
-        if self.gone or line_sampler.SIGNAL is None or status.state not in PRODUCING:
+        if self.gone or SAMPLE_SIGNAL is None or status.state not in PRODUCING:
             return
         pid = status.pid  # not 0, since the worker is producing a batch
         state = self._run_state.read(pid)
@@ -295,7 +305,7 @@ class ProcessHandle(WorkerHandle):
         status.waiting += state is not RunState.COMPUTING
         status.queued += state is RunState.QUEUED
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, line_sampler.SIGNAL)
+            os.kill(pid, SAMPLE_SIGNAL)
 
     def begun(self, held: list[Task]) -> list[Task]:
         """See `WorkerHandle`."""
@@ -450,8 +460,7 @@ class ProcessPool(WorkerPool):
         """Let `poll` read what arrives from a worker."""
         for fd in handle.outputs:
             self._selector.register(fd, selectors.EVENT_READ, (handle, self._read_output))
-        if handle.lifeline >= 0:
-            self._selector.register(handle.lifeline, selectors.EVENT_READ, (handle, self._read_lifeline))
+        self._selector.register(handle.lifeline, selectors.EVENT_READ, (handle, self._read_lifeline))
         self._selector.register(handle.channel, selectors.EVENT_READ, (handle, self._read_channel))
 
     def _unregister(self, handle: ProcessHandle) -> None:
@@ -527,14 +536,10 @@ class ProcessPool(WorkerPool):
 
     def _await_end(self, handles: list[ProcessHandle], deadline: float) -> bool:
         """Wait for the end of at least one of these workers. Return False if there is none until the deadline."""
-        poll = select.poll()
-        by_fd = {h.channel.fileno() if h.lifeline < 0 else h.lifeline: h for h in handles}
-        for fd in by_fd:
-            poll.register(fd, select.POLLIN)
-        ended = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
-        for fd, _events in ended:
-            handle = by_fd[fd]
-            (self._read_channel if handle.lifeline < 0 else self._read_lifeline)(handle, fd, self._unreported)
+        by_lifeline = {handle.lifeline: handle for handle in handles}
+        ended = readable(by_lifeline, deadline - time.monotonic())
+        for fd in ended:
+            self._read_lifeline(by_lifeline[fd], fd, self._unreported)
         return bool(ended)
 
     def end_leaving(self, grace: float) -> bool:
@@ -550,18 +555,18 @@ class ProcessPool(WorkerPool):
         return len(self._handles) < before
 
     def _spawn(self, handle: ProcessHandle, theirs: Descriptors) -> None:
-        sock = theirs.sock.fileno()
+        open_pipe(self._handed, handle.fds)
+        sock, parent = theirs.sock.fileno(), self._handed[-1]
         process = start_interpreter(
-            f"from nbloader.workers.process_worker import main; main({sock}, watched=False)", sock,
+            f"from nbloader.workers.process_worker import main; main({sock}, {parent})", (sock, parent),
             stdout=theirs.stdout, stderr=theirs.stderr, env=worker_environment(),
-            cwd=None if working_directory() else ROOT,
+            cwd=None if working_directory() else os.sep,
         )  # fmt: skip
         handle.child = process
         handle.mark_launched(process.pid)
         self._unreported.append(WorkerLaunched(handle.uid))
-        if hasattr(os, "pidfd_open"):
-            open_into(handle.fds, os.pidfd_open, process.pid)
-            handle.lifeline = handle.fds[-1]
+        end_of_child(process, handle.fds)
+        handle.lifeline = handle.fds[-1]
 
     # ---- sending --------------------------------------------------------------------------------------------------
 
@@ -653,7 +658,7 @@ class ProcessPool(WorkerPool):
         try:
             frames = handle.channel.receive()
         except (EOFError, OSError):
-            if handle.leaving and not handle.killed and handle.lifeline >= 0:
+            if handle.leaving and not handle.killed:
                 self._selector.unregister(handle.channel)  # the end of the process may take a while: see the lifeline
             else:
                 self._end(handle, self._wait_status(handle), messages)
@@ -739,10 +744,8 @@ class ProcessPool(WorkerPool):
         This loops because one read may return no complete frame, or no message. It does not wait for the end of the
         connection, since a child process that the worker left behind may hold the connection open.
         """
-        readable = select.poll()
-        readable.register(handle.channel, select.POLLIN)
         with contextlib.suppress(EOFError, OSError):
-            while not handle.killed and readable.poll(0):
+            while not handle.killed and readable([handle.channel], 0):
                 self._handle_frames(handle, handle.channel.receive(), messages)
 
     def _wait_status(self, handle: ProcessHandle) -> int | None:
@@ -753,10 +756,8 @@ class ProcessPool(WorkerPool):
             except subprocess.TimeoutExpired:
                 handle.kill()
                 return handle.child.wait()
-        poll = select.poll()
-        poll.register(handle.lifeline, select.POLLIN)
         while True:
-            if not poll.poll(STATUS_TIMEOUT * 1000):
+            if not readable([handle.lifeline], STATUS_TIMEOUT):
                 if handle.killed:
                     return None
                 handle.kill()
@@ -869,7 +870,7 @@ def _after_fork() -> None:
         pool.disown()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+when_forked(after_in_child=_after_fork)
 
 
 def _report_output(handle: ProcessHandle, fd: int, end: int, messages: list[WorkerMessage]) -> None:
@@ -916,7 +917,7 @@ def _forked_worker(parts: LocalSetup) -> Run:
         process.run = functools.partial(  # type: ignore[method-assign]
             process_worker.main_forked, fds.sock, fds.status, fds.stack, start, Parts(*parts)
         )
-        code = process._bootstrap(os.pidfd_open(notebook))  # type: ignore[attr-defined]
+        code = process._bootstrap(end_of_process(notebook))  # type: ignore[attr-defined]
         if code:
             raise SystemExit(code)
 

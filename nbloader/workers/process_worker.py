@@ -16,17 +16,16 @@ import logging
 import mmap
 import os
 import pickle
-import select
 import signal
 import socket
 import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
+from nbloader._platform import exit_at_end_of
 from nbloader._util import rng
 from nbloader._util.output import flush
 from nbloader.batch.header import pack_header
@@ -70,16 +69,16 @@ _IDLE, _SENDING = WorkerState.IDLE, WorkerState.SENDING
 _TASK, _CANCEL, _BATCH = Kind.TASK, Kind.CANCEL, Kind.BATCH
 
 
-def main(fd: int, *, watched: bool = True) -> None:
+def main(fd: int, parent: int | None = None) -> None:
     """Run a worker on its connection until the connection closes.
 
     Args:
         fd: Descriptor of the connected socket.
-        watched: Whether another process ends the worker after the notebook's process has ended, even if the worker
-            hangs. A zygote does so; a spawned worker must watch for the end of its parent itself.
+        parent: Descriptor of a pipe that closes when the notebook's process ends, for a spawned worker: it must end
+            then, even if it hangs. None if a zygote ends the worker.
     """
-    if not watched:
-        threading.Thread(target=_exit_with_parent, name="nbloader-watch", daemon=True).start()
+    if parent is not None:
+        exit_at_end_of(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.stdout = line_writer(1)
     sys.stderr = line_writer(2)
@@ -113,14 +112,6 @@ def _work(fd: int, get_assets: Callable[[Channel], Assets]) -> None:
         if worker_loop is not None:
             worker_loop.run()
     run_finalizers()
-
-
-def _exit_with_parent() -> None:
-    """Exit this process as soon as no process can read its standard output any more."""
-    poll = select.poll()
-    poll.register(1, 0)
-    poll.poll()
-    os._exit(1)
 
 
 def line_writer(fd: int) -> TextIO:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from nbloader._util.proc import UNKNOWN, CpuTimes, cpu_times, state_of
+from nbloader._platform import UNKNOWN, CpuTimes, cpu_times, state_of
 
 _ROUND = 0.5
 
@@ -23,7 +23,7 @@ class RunState(Enum):
 
 
 class RunStateReader:
-    """Reads what the main thread of a process does. Its state in /proc is the same with and without a core.
+    """Reads what the main thread of a process does. The system reports the same state with and without a core.
 
     Such moments are divided in the proportion of the times that the thread had a core and waited for one since the
     moment before.
@@ -41,7 +41,7 @@ class RunStateReader:
         Args:
             pid: The process.
         """
-        if state_of(f"/proc/{pid}/task/{pid}/stat") not in ("R", UNKNOWN):
+        if state_of(pid, pid) not in ("R", UNKNOWN):
             return RunState.WAITING
         times = cpu_times(pid) or CpuTimes(0, 0)
         before = self._before if pid == self._pid else CpuTimes(0, 0)

@@ -29,14 +29,13 @@ import asyncio
 import contextvars
 import itertools
 import logging
-import select
-import selectors
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple, Protocol
 
+from nbloader._platform.event_loop import new_event_loop
 from nbloader._util.rng import seed_task
 from nbloader.batch.pickled_indices import load_indices
 from nbloader.errors import DatasetTransferError
@@ -52,8 +51,6 @@ CLOSE_TIMEOUT = 5.0
 """Seconds that a dataset's `aclose()` may take."""
 AT_ONCE = -1
 """Stands for the position of a sample if one call fetches all samples of a batch."""
-FD_SETSIZE = 1024
-"""`select` can only wait for descriptors below this number."""
 
 
 class QueuedBatch(NamedTuple):
@@ -135,28 +132,6 @@ class BegunBatch:
 
 _MISSING = object()
 """Stands for a sample that was not fetched or was skipped."""
-
-
-if sys.platform == "linux":
-
-    class PreciseSelector(selectors.EpollSelector):
-        """A selector with timeouts precise to the microsecond; `epoll_wait` rounds timeouts up to a millisecond."""
-
-        def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-            """See `selectors.BaseSelector`. This waits with `select.select` for the epoll descriptor itself."""
-            if timeout is not None and timeout > 0 and self.fileno() < FD_SETSIZE:
-                select.select([self.fileno()], [], [], timeout)
-                timeout = 0
-            return super().select(timeout)
-
-
-def new_event_loop() -> asyncio.AbstractEventLoop:
-    """Create the event loop of a worker: asyncio's with a `PreciseSelector`, or the loop of the user's policy."""
-    loop = asyncio.new_event_loop()
-    if sys.platform != "linux" or type(loop) is not asyncio.SelectorEventLoop:
-        return loop
-    loop.close()
-    return asyncio.SelectorEventLoop(PreciseSelector())
 
 
 class SampleLoop:

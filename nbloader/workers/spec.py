@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from nbloader._platform import START_METHODS
+
 if TYPE_CHECKING:  # not needed by most worker processes, which import this module
     from nbloader.sampling.shard_plan import IterableOptions
     from nbloader.workers.ray_options import RayOptions
 
 
 def _default_start_method() -> str:
-    from nbloader.transport.zygote import SUPPORTED
-
-    return "fork" if SUPPORTED else "forkserver"
+    return START_METHODS[0]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ import sys
 import time
 from types import CodeType
 
-from nbloader._util.proc import UNKNOWN, cpu_times, state_of, waits_in
+from nbloader._platform import UNKNOWN, cpu_times, state_of, waits_in
 from nbloader.events.stack_samples import StackCount
 from nbloader.workers.line_sampler import user_lines
 from nbloader.workers.status import PRODUCING, WorkerStatus
@@ -50,10 +50,9 @@ class ThreadSampler:
         if stack is None:
             return None
         share = min(1.0, (used - before[1]) / max(now - before[0], 1)) if before[0] else 0.5
-        task = f"/proc/{pid}/task/{native_id}"
-        if state_of(f"{task}/stat") in ("R", UNKNOWN):
+        if state_of(pid, native_id) in ("R", UNKNOWN):
             share = 1.0
-        elif not any(part in (function := waits_in(task)) for part in ("futex", UNKNOWN)) and function != "0":
+        elif not any(part in (function := waits_in(pid, native_id)) for part in ("futex", UNKNOWN)) and function != "0":
             share = 0.0
         queued = share * min(1.0, max(0.0, self._queued - queued_before) / max(1, used - before[1]))
         return StackCount(stack, share - queued, 1 - share + queued, queued)

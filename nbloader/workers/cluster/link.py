@@ -11,8 +11,8 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any, ClassVar, Protocol
 
+from nbloader._platform import process_space
 from nbloader._util.format import megabytes
-from nbloader._util.system import process_space
 from nbloader.batch.header import unpack_header
 from nbloader.errors import NbloaderError, WorkerStartError
 from nbloader.events import Machine

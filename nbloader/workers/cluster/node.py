@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from nbloader._util.wakeup import Wakeup
+from nbloader._platform import Wakeup
 from nbloader.batch.payload import SegmentPayload
 from nbloader.batch.task import JobKey, Task
 from nbloader.errors import NbloaderError

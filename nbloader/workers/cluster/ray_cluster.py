@@ -406,7 +406,7 @@ def _actor_class(ray: Any) -> type:
             try:
                 version = importlib.import_module("nbloader").__version__
                 self.node = importlib.import_module("nbloader.workers.cluster.node").Node()
-                system = importlib.import_module("nbloader._util.system")
+                system = importlib.import_module("nbloader._platform")
             except ImportError as error:
                 return python, "", f"{type(error).__name__}: {error}", pid, "", 0
             return python, version, "", pid, system.process_space(), system.cores()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import select
 import socket
+from typing import Any
+
+from nbloader._platform.polling import POLLIN, Poll
 
 
 class Wakeup:
@@ -18,7 +20,7 @@ class Wakeup:
         self._read, self._write = socket.socketpair()
         self._read.setblocking(False)
         self._write.setblocking(False)
-        self._polls: dict[int | tuple[int, ...] | None, select.poll] = {}  # keyed by the other descriptors
+        self._polls: dict[int | tuple[int, ...] | None, Any] = {}  # keyed by the other descriptors
         self._waiting = False
 
     def set(self) -> None:
@@ -38,10 +40,10 @@ class Wakeup:
         """
         poll = self._polls.get(other)
         if poll is None:
-            poll = select.poll()
-            poll.register(self._read, select.POLLIN)
+            poll = Poll()
+            poll.register(self._read, POLLIN)
             for fd in (other,) if isinstance(other, int) else other or ():
-                poll.register(fd, select.POLLIN)
+                poll.register(fd, POLLIN)
             self._polls[other] = poll
         if self._waiting:
             raise RuntimeError("another thread waits for this event")

@@ -1,4 +1,4 @@
-"""CPU cores and memory available to this process, and the state of its memory pages.
+"""Linux: CPU cores and memory available to this process.
 
 In a container, the limits of the control groups (cgroups) apply, not the size of the machine. Limits are hierarchical:
 every ancestor of the process's control group can set a lower limit, so each function takes the minimum over the group
@@ -13,36 +13,15 @@ The functions that look up limits read files below `root`, so that tests can pas
 from __future__ import annotations
 
 import contextlib
-import mmap
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-ROOT = "/"
-_ROOT = Path(ROOT)
-_PAGEMAP = Path("/proc/self/pagemap")
+from nbloader._platform.common import usable_cpus
+
+_ROOT = Path("/")
 UNLIMITED = 1 << 60
 """A limit of this many bytes or more is none: version 1 of control groups reports the largest number of pages."""
-# Bits of a page's 64-bit entry (the kernel's Documentation/admin-guide/mm/pagemap.rst).
-_FILE_BIT, _SWAPPED_BIT, _PRESENT_BIT = 61, 62, 63
-
-
-class CurrentProcess:
-    """The id of the current process, updated in forked children."""
-
-    __slots__ = ("pid",)
-
-    def __init__(self) -> None:
-        self.pid = os.getpid()
-        """Cached, since the system call takes 0.3 us."""
-        os.register_at_fork(after_in_child=self._update)
-
-    def _update(self) -> None:
-        self.pid = os.getpid()
-
-
-current_process = CurrentProcess()
 
 
 class CgroupVersion(NamedTuple):
@@ -80,7 +59,7 @@ def cores(root: Path = _ROOT) -> int:
     This is the minimum of its CPU affinity and of the CPU sets and CPU bandwidths of its control groups. A bandwidth of
     1.5 cores counts as 2.
     """
-    limits = [len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1]
+    limits = [usable_cpus()]
     for group in cgroups("cpu", root):
         quota = _cpu_quota(group)
         if quota is not None:
@@ -89,18 +68,6 @@ def cores(root: Path = _ROOT) -> int:
         text = next(filter(None, (_text(group.directory / name) for name in group.version.cpusets)), "")
         limits += [count for count in [cpus_in(text)] if count]
     return max(1, min(limits))
-
-
-def process_space() -> str:
-    """Return an identifier of the process-id namespace: processes with the same one can refer to each other by pid.
-
-    All processes of a machine, or of a container, have the same identifier. They also share its CPU cores.
-    """
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
-        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
-    except OSError:
-        return os.uname().nodename
 
 
 def available_memory(root: Path = _ROOT, groups: Iterable[Cgroup] | None = None) -> int | None:
@@ -119,6 +86,19 @@ def available_memory(root: Path = _ROOT, groups: Iterable[Cgroup] | None = None)
         if left is not None:
             limits.append(max(0, left))
     return min(limits, default=None)
+
+
+class MemoryMeter:
+    """Measures the available memory repeatedly, within the control groups of this process at the first measurement."""
+
+    def __init__(self) -> None:
+        self._groups: tuple[Cgroup, ...] | None = None
+
+    def __call__(self) -> int | None:
+        """See `available_memory`."""
+        if self._groups is None:
+            self._groups = tuple(cgroups("memory"))
+        return available_memory(groups=self._groups)
 
 
 def cgroups(controller: str, root: Path = _ROOT) -> Iterator[Cgroup]:
@@ -146,18 +126,6 @@ def cgroups(controller: str, root: Path = _ROOT) -> Iterator[Cgroup]:
             yield Cgroup(top.joinpath(*inner.parts[:parts]), version)
 
 
-def working_directory() -> str | None:
-    """Return the working directory; None if it was deleted.
-
-    If it was deleted, worker processes run in the root directory. Relative paths do not exist there, just as in this
-    process, and torch works. (MKL ends a process that loads it in a deleted directory.)
-    """
-    try:
-        return str(Path.cwd())
-    except FileNotFoundError:
-        return None
-
-
 def cpus_in(text: str) -> int:
     """Return the number of CPUs in a list such as "0-3,8"; 0 if the list is empty or malformed."""
     count = 0
@@ -168,26 +136,6 @@ def cpus_in(text: str) -> int:
     except ValueError:
         return 0
     return count
-
-
-def pages_written(address: int, nbytes: int) -> bool:
-    """Return whether any page of a private file mapping was written to, and so is no longer a page of the file.
-
-    True if the system does not report it.
-    """
-    import numpy as np  # here: not every process that uses this module needs NumPy
-
-    first, last = address // mmap.PAGESIZE, (address + nbytes - 1) // mmap.PAGESIZE
-    try:
-        with _PAGEMAP.open("rb") as file:
-            file.seek(first * 8)
-            pages = np.frombuffer(file.read((last - first + 1) * 8), np.uint64)
-    except OSError:
-        return True
-    of_file, swapped, present = (
-        pages >> np.uint64(bit) & np.uint64(1) for bit in (_FILE_BIT, _SWAPPED_BIT, _PRESENT_BIT)
-    )
-    return pages.size != last - first + 1 or bool(((present | swapped) > of_file).any())
 
 
 class _Mount(NamedTuple):
