@@ -13,6 +13,8 @@ import lanes
 import leaks
 import pytest
 
+from nbloader import _platform
+
 CLUSTER_NOTEBOOK = "04_many_machines.ipynb"
 NO_CLUSTER = (
     "it starts a Ray cluster of four nodes, which fails on a machine that is busy with other tests; test_ray.py has "
@@ -21,8 +23,16 @@ NO_CLUSTER = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Shorten what the notebooks wait for a click: nobody clicks here. Skip the one that starts a cluster."""
+    """Shorten what the notebooks wait for a click: nobody clicks here. Skip the one that starts a cluster.
+
+    Also skip what the selected platform (`nbloader._platform`) cannot do: tests that are marked `linux(reason)`, and
+    those with a parameter "fork", the start method.
+    """
     for item in items:
+        if _platform.NAME != "linux" and (marker := item.get_closest_marker("linux")):
+            item.add_marker(pytest.mark.skip(reason=f"needs Linux: {marker.args[0]}"))
+        if not _platform.CAN_FORK and "fork" in getattr(getattr(item, "callspec", None), "params", {}).values():
+            item.add_marker(pytest.mark.skip(reason="processes cannot be forked"))
         cell = getattr(item, "cell", None)  # of nbval
         if cell is not None:
             cell.source = cell.source.replace("patience = 20 ", "patience = 1 ")

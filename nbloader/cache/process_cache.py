@@ -2,6 +2,7 @@
 
     notebook: first use, or first worker -> SampleCache: memory (shared), and a folder on disk if one is configured
     worker:   share() -> descriptors sent with its first message -> install()
+              options_without_memory() -> install_options(), where processes share a folder only
 
 There is one cache per notebook: any number of loaders and functions share it. It exists as long as there is a cached
 function.
@@ -114,6 +115,23 @@ def share() -> CacheFiles | None:
         return None
     memory = current().memory
     return None if memory is None else CacheFiles(memory.index_fd, memory.data_fd)
+
+
+def options_without_memory() -> bytes:
+    """Return what a worker needs if there is no shared memory; empty if there is, or if no function is cached."""
+    return current().options_without_memory if _users or _is_worker else b""
+
+
+def install_options(options: bytes) -> None:
+    """In a worker: use the folder of the notebook's process.
+
+    Args:
+        options: What `options_without_memory` returned in the notebook's process.
+    """
+    global _cache, _is_worker  # noqa: PLW0603 - one per process
+    with _lock:
+        _is_worker = True
+        _cache = SampleCache(None, CacheOptions.from_bytes(options))
 
 
 def install(files: CacheFiles) -> None:

@@ -1,14 +1,15 @@
-"""A cache of samples: memory that processes share, and a folder on disk if one is configured."""
+"""A cache of samples: memory that processes share, and a folder if one is configured or such memory is missing."""
 
 from __future__ import annotations
 
 import logging
 import os
+import tempfile
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from nbloader._platform import available_memory
+from nbloader._platform import HAS_FILE_LOCKS, available_memory
 from nbloader._util.signals import raised_by_handler
 from nbloader._util.user_warning import warn
 from nbloader.cache.disk_store import DamagedError, DiskStore
@@ -86,12 +87,17 @@ class SampleCache:
         self._warned: set[Any] = set()
         self._version = -1
         self._options = options
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
         if memory is None:
             self._open_disk(options)
 
     @classmethod
     def create(cls, options: CacheOptions) -> SampleCache:
         """Create the cache of a notebook's process."""
+        if not HAS_FILE_LOCKS:
+            cache = cls(None, CacheOptions())
+            cache.configure(options)
+            return cache
         memory = None
         try:
             memory = MemoryStore.create(_limit(options))
@@ -103,12 +109,26 @@ class SampleCache:
         return cache
 
     def configure(self, options: CacheOptions) -> None:
-        """Change the options, in all processes."""
+        """Change the options, in all processes; without memory, in this one and in workers that start later."""
         if self.memory is None:
-            self._open_disk(options)
+            self._options = self._with_folder(options)
+            self._open_disk(self._options)
             return
         self.memory.limit = _limit(options, used=self.memory.counters().nbytes)
         self.memory.config = options.to_bytes()
+
+    @property
+    def options_without_memory(self) -> bytes:
+        """The options for other processes, as bytes. Empty if the processes share memory, which holds the options."""
+        return b"" if self.memory is not None else self._options.to_bytes()
+
+    def _with_folder(self, options: CacheOptions) -> CacheOptions:
+        """Replace the memory by a temporary folder, unless a folder is configured. Its files stay in memory, mostly."""
+        if options.directory is not None or HAS_FILE_LOCKS:
+            return options
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="nbloader-cache-", ignore_cleanup_errors=True)
+        return options._replace(directory=self._folder.name, disk=_limit(options))
 
     def get(self, key: bytes) -> Any:
         """Return the value that is stored under a key, or `MISSING` if there is none. Counts a hit or a miss."""
@@ -186,9 +206,11 @@ class SampleCache:
         )
 
     def close(self) -> None:
-        """Release the memory."""
+        """Release the memory, and delete the temporary folder."""
         if self.memory is not None:
             self.memory.close()
+        if self._folder is not None:
+            self._folder.cleanup()
 
     def _decode(self, found: Found) -> Any:
         try:

@@ -227,6 +227,8 @@ class InheritedState(NamedTuple):
     """The key with which processes of this program authenticate themselves: to managers, and to receive tensors."""
     cached: bool
     """Whether the two descriptors before that one are those of the sample cache."""
+    cache_options: bytes
+    """The options of a sample cache without memory; empty if there is none."""
 
     @classmethod
     def of_this_process(cls, spawning: Spawning) -> tuple[InheritedState, list[int]]:
@@ -237,7 +239,9 @@ class InheritedState(NamedTuple):
 
         cache = process_cache.share()
         fds = [*spawning.fds, *(cache or ()), *([] if fd is None else [fd])]
-        return cls(len(fds), fd is not None, bytes(multiprocessing.current_process().authkey), cache is not None), fds
+        authkey = bytes(multiprocessing.current_process().authkey)
+        options = process_cache.options_without_memory()
+        return cls(len(fds), fd is not None, authkey, cache is not None, options), fds
 
     def install(self, fds: list[int]) -> None:
         """In a worker: install the state in this process.
@@ -254,6 +258,10 @@ class InheritedState(NamedTuple):
 
             data, index = fds.pop(), fds.pop()
             process_cache.install(process_cache.CacheFiles(index, data))
+        elif self.cache_options:
+            from nbloader.cache import process_cache
+
+            process_cache.install_options(self.cache_options)
         multiprocessing.current_process().authkey = self.authkey
         _received[:] = fds
 
