@@ -31,7 +31,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _platform.NAME != "linux" and (marker := item.get_closest_marker("linux")):
             item.add_marker(pytest.mark.skip(reason=f"needs Linux: {marker.args[0]}"))
-        if not _platform.CAN_FORK and "fork" in getattr(getattr(item, "callspec", None), "params", {}).values():
+        parameters = getattr(getattr(item, "callspec", None), "params", {}).values()
+        if not _platform.CAN_FORK and any(isinstance(value, str) and value == "fork" for value in parameters):
             item.add_marker(pytest.mark.skip(reason="processes cannot be forked"))
         cell = getattr(item, "cell", None)  # of nbval
         if cell is not None:
