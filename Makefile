@@ -2,6 +2,7 @@
 # make demo-cluster    open the notebook that loses a node of a simulated Ray cluster of four (PORT, BROWSER as above)
 # make check           lint, type check, import contracts and the unit tests: under a minute on two cores
 # make test            everything: lint, the documentation, all tests, the notebooks, the browser tests
+# make test-portable   the tests of loading, faults, resuming, threads and start-up with what macOS and Windows use
 # make docs            build the documentation into build/site; warnings and broken links are errors
 # make lint            ruff, mypy and the import contracts
 # make bench           benchmark against torch, in under ten minutes (ROWS=tiny,large selects rows; ROWS=startup
@@ -52,7 +53,7 @@ MADE := $(VENV)/.made
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: demo demo-cluster check test lint docs release-check bench bench-gpu bench-ray soak fuzz forks soak-dashboard soak-explorer front-ends faults bench-diagnosis clean
+.PHONY: demo demo-cluster check test test-portable lint docs release-check bench bench-gpu bench-ray soak fuzz forks soak-dashboard soak-explorer front-ends faults bench-diagnosis clean
 
 demo: NOTEBOOK := 01_quickstart
 demo: $(MADE)-demo
@@ -70,6 +71,11 @@ KERNELS := 6.30 7.0 7.3
 test: lint $(MADE)-docs $(KERNELS:%=$(VENV)/kernels/ipykernel-%/.made)
 	@# tests/test_course.py runs the notebooks of the course, with the key filled in.
 	@$(PY) tests/lanes.py $(MAKE)
+
+# NBLOADER_PLATFORM selects what nbloader uses of the system: nothing of Linux. tests/lanes.py runs this as a part of
+# `make test`.
+test-portable: $(MADE)-test
+	NBLOADER_PLATFORM=portable $(PY) -m pytest -q -m portable tests
 
 check: lint
 	$(PY) -m pytest -q -m 'unit and not slow' tests

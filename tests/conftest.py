@@ -26,14 +26,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Shorten what the notebooks wait for a click: nobody clicks here. Skip the one that starts a cluster.
 
     Also skip what the selected platform (`nbloader._platform`) cannot do: tests that are marked `linux(reason)`, and
-    those with a parameter "fork", the start method.
+    those whose parameter is a start method that it lacks.
     """
     for item in items:
         if _platform.NAME != "linux" and (marker := item.get_closest_marker("linux")):
             item.add_marker(pytest.mark.skip(reason=f"needs Linux: {marker.args[0]}"))
         parameters = getattr(getattr(item, "callspec", None), "params", {}).values()
-        if not _platform.CAN_FORK and any(isinstance(value, str) and value == "fork" for value in parameters):
-            item.add_marker(pytest.mark.skip(reason="processes cannot be forked"))
+        for method in {"fork", "forkserver"}.difference(_platform.START_METHODS):
+            if any(isinstance(value, str) and value == method for value in parameters):
+                item.add_marker(pytest.mark.skip(reason=f"there is no start method {method!r}"))
         cell = getattr(item, "cell", None)  # of nbval
         if cell is not None:
             cell.source = cell.source.replace("patience = 20 ", "patience = 1 ")

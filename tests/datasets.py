@@ -18,8 +18,10 @@ import light
 import numpy as np
 import psutil
 import torch
+from leaks import kept_pids
 
 from nbloader import get_worker_info
+from nbloader._platform import HAS_ZYGOTES
 
 if TYPE_CHECKING:
     from nbloader.events.gauges import WorkerGauge
@@ -337,11 +339,12 @@ def zygotes(loader) -> list[psutil.Process]:
 
 
 def worker_processes() -> list[psutil.Process]:
-    """All running children of zygotes, which are the children of this process."""
+    """All running children of zygotes, which are the children of this process; without zygotes, its children."""
     found: list[psutil.Process] = []
-    for zygote in psutil.Process().children():
+    for child in psutil.Process().children():
         with contextlib.suppress(psutil.NoSuchProcess):
-            found += [p for p in zygote.children() if p.status() != psutil.STATUS_ZOMBIE]
+            candidates = child.children() if HAS_ZYGOTES else [child] * (child.pid not in kept_pids())
+            found += [p for p in candidates if p.status() != psutil.STATUS_ZOMBIE]
     return found
 
 

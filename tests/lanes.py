@@ -115,7 +115,7 @@ def lanes(make: str, taken: str) -> list[list[Command]]:
     rest = ("--ignore=tests/browser", "--ignore=notebooks/course", "tests", "notebooks")
     shared = (*PYTEST, *NOTEBOOKS, f"--share={taken}", "--override-ini=console_output_style=classic", *rest)
     firsts = [
-        [Command("docs", (make, "--no-print-directory", "docs"))],
+        [Command(name, (make, "--no-print-directory", name)) for name in ("docs", "test-portable")],
         [Command("browser", (*PYTEST, "tests/browser"))],
         *([] for _ in range(max(1, min(_platform.cores(), 4) - 1))),
     ]

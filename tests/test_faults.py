@@ -46,6 +46,7 @@ from nbloader import (
     WorkerStartError,
 )
 from nbloader import events as ev
+from nbloader._platform import portable
 from nbloader._platform.descriptors import close_all
 from nbloader.batch.header import BatchHeader, pack_header
 from nbloader.engine.receiver import Receiver
@@ -970,8 +971,8 @@ def test_what_the_traceback_of_a_failed_cell_keeps_alive_is_released():
 
 
 def test_spawned_workers_on_a_system_without_pidfds(monkeypatch):
-    """As on macOS: the end of a worker is seen by its connection."""
-    monkeypatch.delattr(os, "pidfd_open", raising=False)
+    """As on macOS: a thread waits for the end of each worker."""
+    monkeypatch.setattr(process_pool, "end_of_child", portable.end_of_child)
     with DataLoader(Numbers(8), 2, num_workers=1, multiprocessing_context="spawn") as loader:
         assert flat(loader) == list(range(8))
         loader.restart_workers(0)

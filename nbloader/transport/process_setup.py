@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from nbloader._platform import CAN_FORK
 from nbloader._util.attributes import attributes_of
 from nbloader._util.signals import raised_by_handler
 from nbloader.batch.pickling import dump_to
@@ -35,10 +36,12 @@ class PicklingFailure:
         Args:
             here: Whether the workers are on this machine.
         """
+        instead = 'workers="thread"'
+        if CAN_FORK:
+            instead = 'multiprocessing_context="fork", with which workers inherit them from this process'
         advice = (
             ". Open files, databases and connections, generators and compiled functions cannot be pickled: open them "
-            'on first use inside __getitem__, or pass multiprocessing_context="fork", with which workers inherit '
-            "them from this process, or use num_workers=0."
+            f"on first use inside __getitem__, or pass {instead}, or use num_workers=0."
         )
         if not here:
             advice = (
@@ -48,8 +51,8 @@ class PicklingFailure:
         elif self._unnamed_lock:
             advice = (
                 ": create it with multiprocessing.get_context('forkserver'), such as "
-                "multiprocessing.get_context('forkserver').Value('i', 0), or pass multiprocessing_context=\"fork\" to "
-                "the loader."
+                "multiprocessing.get_context('forkserver').Value('i', 0)"
+                + (', or pass multiprocessing_context="fork" to the loader.' if CAN_FORK else ".")
             )
         return DatasetTransferError(
             f"{self._culprit} cannot be sent to worker processes: {type(self.error).__name__}: {self.error}{advice}"

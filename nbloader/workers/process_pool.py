@@ -350,11 +350,11 @@ class ProcessPool(WorkerPool):
     """The worker processes of one loader.
 
     Args:
-        start_method: "forkserver", "spawn" or "fork".
+        start_method: "forkserver", "spawn" or "fork". Where there are no zygotes, each worker is a new interpreter.
     """
 
     def __init__(self, start_method: str) -> None:
-        self._start_method = start_method
+        self._spawns = start_method == "spawn" or not HAS_ZYGOTES
         self._selector = selectors.DefaultSelector()
         self._unreported: list[WorkerMessage] = []  # messages that the next poll reports first
         self._handles: dict[int, ProcessHandle] = {}
@@ -387,7 +387,7 @@ class ProcessPool(WorkerPool):
         start = WorkerStart(worker, spec if forked or spec.seeders else replace(spec, seeders=dump_seeders()))
         if isinstance(setup, ProcessSetup):
             setup.pickled.files()  # raises here if they do not fit into memory
-        zygote = None if self._start_method == "spawn" else self._zygote_for(setup)
+        zygote = None if self._spawns else self._zygote_for(setup)
         ours: list[int] = []
         handle: ProcessHandle | None = None
         theirs: Descriptors | None = None
