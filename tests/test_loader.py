@@ -269,6 +269,7 @@ def test_several_threads_can_iterate_one_loader():
         assert list(found.values()) == [list(range(60))] * 3
 
 
+@pytest.mark.linux("it starts eighty workers")
 def test_threads_that_begin_to_iterate_one_loader_at_once_leave_nothing_behind():
     for _ in range(10):
         with DataLoader(Numbers(8), 2, num_workers=1) as loader:

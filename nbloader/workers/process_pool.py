@@ -557,9 +557,10 @@ class ProcessPool(WorkerPool):
     def _spawn(self, handle: ProcessHandle, theirs: Descriptors) -> None:
         open_pipe(self._handed, handle.fds)
         sock, parent = theirs.sock.fileno(), self._handed[-1]
+        # In its own session, an interrupt of the notebook does not reach the worker, which may not ignore it yet.
         process = start_interpreter(
             f"from nbloader.workers.process_worker import main; main({sock}, {parent})", (sock, parent),
-            stdout=theirs.stdout, stderr=theirs.stderr, env=worker_environment(),
+            stdout=theirs.stdout, stderr=theirs.stderr, env=worker_environment(), start_new_session=True,
             cwd=None if working_directory() else os.sep,
         )  # fmt: skip
         handle.child = process
