@@ -75,7 +75,7 @@ test: lint $(MADE)-docs $(KERNELS:%=$(VENV)/kernels/ipykernel-%/.made)
 # NBLOADER_PLATFORM selects what nbloader uses of the system: nothing of Linux. tests/lanes.py runs this as a part of
 # `make test`.
 test-portable: $(MADE)-test
-	NBLOADER_PLATFORM=portable $(PY) -m pytest -q -m portable tests
+	NBLOADER_PLATFORM=portable $(PY) -m pytest -q -m portable $$(grep -l mark.portable tests/test_*.py)
 
 check: lint
 	$(PY) -m pytest -q -m 'unit and not slow' tests

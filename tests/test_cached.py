@@ -82,6 +82,7 @@ def same(one, other):
 # ---- values ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.portable
 @pytest.mark.parametrize(
     "value",
     [
@@ -576,6 +577,7 @@ def reader():
     return nbloader.cached(read)
 
 
+@pytest.mark.portable
 def test_all_workers_and_loaders_share_what_one_of_them_has_read(tmp_path):
     paths = [str(tmp_path / f"{i}") for i in range(40)]
     for i, path in enumerate(paths):
@@ -644,6 +646,7 @@ class Dataset:
         del sys.modules["module_of_mine"], module.decode, module
 
 
+@pytest.mark.portable
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 def test_workers_share_the_cache_however_they_start(method):
     f = nbloader.cached(lambda i: [i, "x" * 10_000])

@@ -77,6 +77,7 @@ def rest(epoch, error):
 # ---- workers that end
 
 
+@pytest.mark.portable
 @pytest.mark.parametrize(
     ("how", "reason", "exitcode"),
     [
@@ -123,6 +124,7 @@ def test_a_worker_that_exits_is_not_reported_as_a_crash():
         list(loader)
 
 
+@pytest.mark.portable
 def test_a_poisoned_batch_is_an_error_and_the_others_are_delivered():
     with DataLoader(d.Deadly(40, bad=17, how=d.sigkill), 4, num_workers=2) as loader:
         for _ in range(2):
@@ -133,6 +135,7 @@ def test_a_poisoned_batch_is_an_error_and_the_others_are_delivered():
                 assert part in str(error)
 
 
+@pytest.mark.portable
 def test_workers_that_are_killed_from_outside_are_replaced():
     with DataLoader(Slow(120, wait=0.002), 3, num_workers=3) as loader:
         got, killed = [], set()
@@ -147,6 +150,7 @@ def test_workers_that_are_killed_from_outside_are_replaced():
         assert flat(got) == list(range(120))
 
 
+@pytest.mark.portable
 def test_workers_that_die_between_epochs_are_replaced_for_the_next():
     with DataLoader(Numbers(20), 2, num_workers=2, persistent_workers=True) as loader:
         list(loader)
@@ -169,6 +173,7 @@ def test_too_many_deaths_end_the_epoch_with_the_reason():
         assert flat(loader) == list(range(8))
 
 
+@pytest.mark.portable
 def test_a_worker_that_leaves_a_child_process_behind_is_replaced(tmp_path):
     """The child process holds the worker's output open, and must not hold its connection."""
 
@@ -267,6 +272,7 @@ def test_a_worker_that_dies_before_it_begins_a_batch_does_not_count_against_the_
         assert flat(epoch) == list(range(40))
 
 
+@pytest.mark.portable
 def test_a_stopped_worker_can_be_restarted():
     with DataLoader(Slow(60, wait=0.002), 2, num_workers=2) as loader:
         epoch = iter(loader)
@@ -332,6 +338,7 @@ def test_only_existing_workers_can_be_restarted():
             loader.restart_workers(np.int64(2))
 
 
+@pytest.mark.portable
 def test_a_timeout_names_batch_worker_and_sample_and_leaves_the_loader_usable(tmp_path):
     flag, hung = tmp_path / "flag", tmp_path / "hung"
     flag.touch()
@@ -799,6 +806,7 @@ def script(code: str, tmp_path: pathlib.Path, **options) -> subprocess.Completed
     return run_script(SCRIPT.format(tests=os.path.dirname(__file__)) + textwrap.dedent(code), tmp_path, **options)
 
 
+@pytest.mark.portable
 def test_an_interrupt_ends_the_loop_at_once_and_the_loader_stays_usable(tmp_path):
     done = script(
         """
@@ -898,6 +906,7 @@ def test_an_exception_of_a_signal_handler_counts_as_an_interrupt(monkeypatch):
         assert flat(loader) == list(range(6))
 
 
+@pytest.mark.portable
 @pytest.mark.parametrize("method", ["forkserver", "spawn", "fork"])
 def test_a_killed_notebook_leaves_no_process(tmp_path, method):
     done = script(
@@ -917,6 +926,7 @@ def test_a_killed_notebook_leaves_no_process(tmp_path, method):
     wait_for(lambda: not any(map(alive, left)), "the end of all processes")
 
 
+@pytest.mark.portable
 def test_an_interpreter_that_exits_without_close_does_so_silently_and_soon(tmp_path):
     done = script(
         """

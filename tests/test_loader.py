@@ -94,6 +94,7 @@ def test_batches_equal_those_of_torch_with_and_without_workers(dataset, args, kw
     assert_same(workers, theirs)
 
 
+@pytest.mark.portable
 def test_shuffled_batches_are_the_same_with_and_without_workers():
     epochs = []
     for workers in (0, 1, 3):
@@ -105,6 +106,7 @@ def test_shuffled_batches_are_the_same_with_and_without_workers():
     assert sorted(epochs[0][0]) == list(range(50))
 
 
+@pytest.mark.portable
 def test_augmentation_does_not_depend_on_the_number_of_workers_or_change_the_global_generators():
     epochs = []
     states = []
@@ -182,6 +184,7 @@ def test_options_do_not_change_the_batches(options):
             )
 
 
+@pytest.mark.portable
 def test_with_in_order_false_every_batch_is_delivered_once():
     with DataLoader(Slow(40), 2, num_workers=3, in_order=False) as loader:
         assert sorted(flat(loader)) == list(range(40))
@@ -220,6 +223,7 @@ def test_length_equals_that_of_torch(workers):
             assert len(loader) == len(torch.utils.data.DataLoader(Numbers(10), **args)) == len(list(loader))
 
 
+@pytest.mark.portable
 def test_kept_batches_are_not_overwritten():
     with DataLoader(Images(120), 2, num_workers=2) as loader:
         kept = list(loader)
@@ -287,6 +291,7 @@ def test_threads_that_begin_to_iterate_one_loader_at_once_leave_nothing_behind()
                 thread.join()
 
 
+@pytest.mark.portable
 def test_after_a_break_the_next_epoch_is_complete():
     with DataLoader(Slow(60, wait=0.001), 3, num_workers=2) as loader:
         for left_after in range(5):
@@ -404,6 +409,7 @@ def test_close_from_another_thread_ends_a_waiting_loop():
 # ---- the workers' environment
 
 
+@pytest.mark.portable
 def test_worker_info_is_available_from_nbloader_and_from_torch():
     assert nbloader.get_worker_info() is None
     with DataLoader(Environment(4), None, num_workers=2, generator=torch.Generator().manual_seed(3)) as loader:
@@ -436,6 +442,7 @@ class Settings(Numbers):
         }
 
 
+@pytest.mark.portable
 def test_workers_take_over_settings_of_libraries_at_the_beginning_of_each_epoch(monkeypatch):
     image = pytest.importorskip("PIL.Image")
     file = pytest.importorskip("PIL.ImageFile")
@@ -473,6 +480,7 @@ def test_workers_take_over_settings_of_libraries_at_the_beginning_of_each_epoch(
         }
 
 
+@pytest.mark.portable
 def test_worker_init_fn_is_called_once_per_worker_with_its_id(tmp_path):
     def init(worker):
         (tmp_path / f"{worker} of {nbloader.get_worker_info().num_workers}").touch()
@@ -484,6 +492,7 @@ def test_worker_init_fn_is_called_once_per_worker_with_its_id(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["0 of 3", "1 of 3", "2 of 3"]
 
 
+@pytest.mark.portable
 def test_workers_inherit_sys_path_folder_and_environment_also_after_a_change(tmp_path, monkeypatch):
     with DataLoader(Environment(1), None, num_workers=1) as loader:
         seen = next(iter(loader))
@@ -553,6 +562,7 @@ def test_a_replaced_array_of_the_dataset_reaches_the_workers():
             assert flat(loader) == [20_000 * value] * 4
 
 
+@pytest.mark.portable
 def test_large_arrays_are_shared_copy_on_write():
     class Writes(Sums):
         def __getitem__(self, i):
@@ -601,6 +611,7 @@ def test_batches_produced_before_a_reload_are_kept_or_produced_again(workers, in
             assert len(new) == n - 2
 
 
+@pytest.mark.portable
 def test_output_of_the_dataset_is_printed_before_the_epoch_ends(capsys):
     class Prints(Numbers):
         def __getitem__(self, i):
@@ -805,6 +816,7 @@ def test_on_wait_callbacks_run_while_the_consumer_waits_and_are_removed_when_the
 # ---- lifetimes
 
 
+@pytest.mark.portable
 def test_the_workers_of_an_unreferenced_loader_end():
     loader = DataLoader(Numbers(10), 2, num_workers=2, persistent_workers=True)
     list(loader)
@@ -849,6 +861,7 @@ def test_twenty_epochs_do_not_leak():
         assert process.memory_info().rss - memory < 8e6
 
 
+@pytest.mark.portable
 def test_more_batches_can_be_kept_than_files_can_be_opened():
     _soft, hard = limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 60, hard))
@@ -870,6 +883,7 @@ def test_an_unused_loader_has_no_process_and_no_thread():
 # ---- scripts
 
 
+@pytest.mark.portable
 def test_importing_is_fast_and_imports_no_front_end():
     code = "import sys, nbloader; print([m for m in ('torch', 'ipywidgets', 'bokeh', 'anywidget') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-X", "importtime", "-c", code], capture_output=True, text=True, check=True)
@@ -878,6 +892,7 @@ def test_importing_is_fast_and_imports_no_front_end():
     assert int(line.split("|")[1]) < 150_000, f"import nbloader takes {line.split('|')[1]} us"
 
 
+@pytest.mark.portable
 def test_a_script_without_main_guard_works(tmp_path):
     done = run_script(
         """

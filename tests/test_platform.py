@@ -18,6 +18,8 @@ from nbloader._platform import portable, readable
 from nbloader._platform.descriptors import close_all
 from nbloader.loader import config
 
+pytestmark = pytest.mark.portable
+
 ROOT = pathlib.Path(__file__).parents[1]
 PACKAGE = ROOT / "nbloader"
 TESTS = ROOT / "tests"

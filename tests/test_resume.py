@@ -92,6 +92,7 @@ def test_a_state_can_be_saved_at_any_moment(name, workers):
         assert got == came[position:], position
 
 
+@pytest.mark.portable
 def test_after_a_break_the_state_follows_the_last_delivered_batch():
     with make("shuffle", 2) as loader:
         for number, _batch in enumerate(loader):
@@ -164,6 +165,7 @@ def test_a_dataset_state_that_json_would_change_is_reported_and_replaced_by_skip
             loader.state_dict()
 
 
+@pytest.mark.portable
 @pytest.mark.parametrize("dataset", [Slow(60), Range(60)], ids=["map", "iterable"])
 def test_with_in_order_false_no_batch_is_lost_or_repeated(dataset):
     for leave_at in (1, 7, 12):
@@ -683,6 +685,7 @@ def test_loading_does_not_change_the_global_generators():
     assert (torch.rand(2).tolist(), random.random()) == want
 
 
+@pytest.mark.portable
 def test_chunked_batches_resume_between_batches():
     torch.manual_seed(1)
     with DataLoader(Augmented(N), 4, True, num_workers=2, chunk_size=2) as loader:

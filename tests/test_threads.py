@@ -31,6 +31,8 @@ from nbloader import DataLoader, LoaderTimeoutError, WorkerDiedError, get_worker
 from nbloader import events as ev
 from nbloader.workers.message_queue import MessageQueue
 
+pytestmark = pytest.mark.portable
+
 
 def threaded(dataset, *args, num_workers=2, **kwargs):
     return DataLoader(dataset, *args, num_workers=num_workers, workers="thread", **kwargs)

@@ -11,13 +11,15 @@ import os
 import resource  # not when it is needed: with too many open files no module can be imported
 import signal
 import struct
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nbloader._platform import cgroups, portable
 from nbloader._platform.descriptors import open_into
+
+if TYPE_CHECKING:
+    import subprocess
 
 _HAS_PIDFD = hasattr(os, "pidfd_open")  # builds of Python for old kernels have none
 START_METHODS: tuple[str, ...] = ("fork", "forkserver", "spawn") if _HAS_PIDFD else ("forkserver", "spawn")

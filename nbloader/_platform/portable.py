@@ -10,18 +10,18 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import platform
-import shutil
 import signal
-import subprocess
-import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nbloader._platform.common import usable_cpus
 from nbloader._platform.descriptors import close_all, open_pipe
 from nbloader._platform.records import UNKNOWN, Activity, ContextSwitches, CpuTimes, MemoryUse, Stat
+
+if TYPE_CHECKING:
+    import subprocess
 
 START_METHODS: tuple[str, ...] = ("spawn",)
 """How worker processes can be started, the default first."""
@@ -42,6 +42,8 @@ _STATES = {"running": "R", "sleeping": "S", "disk-sleep": "D"}
 
 def new_file(opened: list[int]) -> None:
     """Create an empty memory file and append its descriptor to a list: a temporary file without a name."""
+    import tempfile  # here, as below: most processes on Linux do not need it
+
     fd, path = tempfile.mkstemp(prefix="nbloader-")
     opened += [fd]
     Path(path).unlink()
@@ -53,6 +55,9 @@ def allocate(fd: int, size: int) -> None:
     Raises:
         OSError: There is not enough space.
     """
+    import shutil
+    import tempfile
+
     if size > shutil.disk_usage(tempfile.gettempdir()).free:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     os.ftruncate(fd, size)
@@ -171,6 +176,8 @@ def end_of_child(process: subprocess.Popen[bytes], opened: list[int]) -> None:
 
 def process_space() -> str:
     """Return an identifier of the machine: processes with the same one can refer to each other by pid."""
+    import platform
+
     return platform.node()
 
 
