@@ -26,6 +26,8 @@ from nbloader.cache.digest import Walk
 from nbloader.dashboard.panels import Frame
 from nbloader.dashboard.panels.summary import Summary
 
+pytestmark = pytest.mark.linux("it counts what processes find in shared memory")
+
 
 @pytest.fixture(autouse=True)
 def no_cache_left():
@@ -82,7 +84,6 @@ def same(one, other):
 # ---- values ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.portable
 @pytest.mark.parametrize(
     "value",
     [
@@ -577,7 +578,6 @@ def reader():
     return nbloader.cached(read)
 
 
-@pytest.mark.portable
 def test_all_workers_and_loaders_share_what_one_of_them_has_read(tmp_path):
     paths = [str(tmp_path / f"{i}") for i in range(40)]
     for i, path in enumerate(paths):
@@ -646,7 +646,6 @@ class Dataset:
         del sys.modules["module_of_mine"], module.decode, module
 
 
-@pytest.mark.portable
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 def test_workers_share_the_cache_however_they_start(method):
     f = nbloader.cached(lambda i: [i, "x" * 10_000])

@@ -806,7 +806,6 @@ def script(code: str, tmp_path: pathlib.Path, **options) -> subprocess.Completed
     return run_script(SCRIPT.format(tests=os.path.dirname(__file__)) + textwrap.dedent(code), tmp_path, **options)
 
 
-@pytest.mark.portable
 def test_an_interrupt_ends_the_loop_at_once_and_the_loader_stays_usable(tmp_path):
     done = script(
         """

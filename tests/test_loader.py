@@ -106,7 +106,6 @@ def test_shuffled_batches_are_the_same_with_and_without_workers():
     assert sorted(epochs[0][0]) == list(range(50))
 
 
-@pytest.mark.portable
 def test_augmentation_does_not_depend_on_the_number_of_workers_or_change_the_global_generators():
     epochs = []
     states = []
@@ -291,7 +290,6 @@ def test_threads_that_begin_to_iterate_one_loader_at_once_leave_nothing_behind()
                 thread.join()
 
 
-@pytest.mark.portable
 def test_after_a_break_the_next_epoch_is_complete():
     with DataLoader(Slow(60, wait=0.001), 3, num_workers=2) as loader:
         for left_after in range(5):

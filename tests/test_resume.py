@@ -165,7 +165,6 @@ def test_a_dataset_state_that_json_would_change_is_reported_and_replaced_by_skip
             loader.state_dict()
 
 
-@pytest.mark.portable
 @pytest.mark.parametrize("dataset", [Slow(60), Range(60)], ids=["map", "iterable"])
 def test_with_in_order_false_no_batch_is_lost_or_repeated(dataset):
     for leave_at in (1, 7, 12):

@@ -23,7 +23,8 @@ def python_command(entry: str) -> list[str]:
         raise FileNotFoundError(f"sys.executable is {sys.executable!r}: set it to the path of a Python interpreter")
     entries: list[object] = list(sys.path)  # Python ignores entries that are not str, such as a pathlib.Path
     path = [place for place in entries if isinstance(place, str)]
-    code = f"import sys; sys.path[:] = {path!r}; {entry}"
+    ignore = "import _signal; _signal.signal(_signal.SIGINT, _signal.SIG_IGN)"  # an interrupt is meant for the notebook
+    code = f"{ignore}; import sys; sys.path[:] = {path!r}; {entry}"
     return [sys.executable, *subprocess._args_from_interpreter_flags(), "-c", code]  # type: ignore[attr-defined]
 
 
