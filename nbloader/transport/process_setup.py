@@ -36,13 +36,16 @@ class PicklingFailure:
         Args:
             here: Whether the workers are on this machine.
         """
-        instead = 'workers="thread"'
-        if CAN_FORK:
-            instead = 'multiprocessing_context="fork", with which workers inherit them from this process'
         advice = (
             ". Open files, databases and connections, generators and compiled functions cannot be pickled: open them "
-            f"on first use inside __getitem__, or pass {instead}, or use num_workers=0."
+            'on first use inside __getitem__, or pass multiprocessing_context="fork", with which workers inherit '
+            "them from this process, or use num_workers=0."
         )
+        if not CAN_FORK:
+            advice = (
+                ". Open files, databases and connections, generators and compiled functions cannot be pickled: open "
+                'them on first use inside __getitem__, or pass workers="thread", or use num_workers=0.'
+            )
         if not here:
             advice = (
                 ". Open files, databases and connections, generators and compiled functions cannot be sent to other "

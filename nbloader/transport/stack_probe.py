@@ -100,7 +100,8 @@ def let_signals_interrupt(connection: socket.socket) -> None:
 
     Linux does not restart the reads of a socket that has a timeout. This one never expires.
     """
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _YEARS, 0))
+    with contextlib.suppress(OSError):  # where no such timeout is permitted, a waiting worker counts as one in C code
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _YEARS, 0))
 
 
 class StackPipe:
