@@ -161,6 +161,7 @@ def test_descriptors_arrive_with_their_frame_and_in_order(after):
             right.take_fd()
 
 
+@pytest.mark.linux("the limit of open files is known")
 def test_descriptors_that_could_not_be_received_are_an_error_that_names_the_limit():
     with channels() as (left, right):
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

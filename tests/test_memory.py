@@ -33,6 +33,7 @@ def test_memory_is_measured_by_the_bytes_that_have_arrived_and_not_for_each_batc
     assert [watch.due(CHECK_EVERY // 2) for _ in range(2)] == [False, True]
 
 
+@pytest.mark.linux("there are control groups")
 @pytest.mark.unit
 def test_control_groups_are_looked_for_once_and_their_values_read_each_time(monkeypatch):
     groups = (Cgroup(Path("/nowhere"), V2),)

@@ -341,6 +341,7 @@ def test_kept_batches_hold_no_descriptors(lender):
     assert all((batch == i).all() for i, batch in enumerate(kept))
 
 
+@pytest.mark.linux("memory files are memfds")
 def test_kept_batches_outlive_the_worker_and_are_unmapped_when_dropped(lender):
     def mappings():
         return pathlib.Path("/proc/self/maps").read_text().count("memfd:nbloader")
@@ -392,6 +393,7 @@ def test_a_small_batch_has_no_segment(lender):
     assert lender.count == 0
 
 
+@pytest.mark.linux("memory files are memfds")
 def test_too_many_open_files_is_not_reported_as_exhausted_memory(monkeypatch):
     def refused(*_args):
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
@@ -401,6 +403,7 @@ def test_too_many_open_files_is_not_reported_as_exhausted_memory(monkeypatch):
         anonymous_file(100)
 
 
+@pytest.mark.linux("memory files are memfds")
 def test_exhausted_memory_raises_an_error_with_advice(monkeypatch):
     with pytest.raises(
         MemoryError, match=r"1,152,921,504.* MB .*could not be allocated \([\d,]+ MB are left\).*batch_size"

@@ -83,10 +83,10 @@ def _libc() -> Any:
     return libc
 
 
-def pages_written(address: int, nbytes: int) -> bool:
+def pages_written(address: int, nbytes: int) -> bool | None:
     """Return whether any page of a private file mapping was written to, and so is no longer a page of the file.
 
-    True if the system does not report it.
+    None if the system does not report it.
     """
     import numpy as np  # here: not every process that uses this module needs NumPy
 
@@ -96,7 +96,7 @@ def pages_written(address: int, nbytes: int) -> bool:
             file.seek(first * 8)
             pages = np.frombuffer(file.read((last - first + 1) * 8), np.uint64)
     except OSError:
-        return True
+        return None
     of_file, swapped, present = (
         pages >> np.uint64(bit) & np.uint64(1) for bit in (_FILE_BIT, _SWAPPED_BIT, _PRESENT_BIT)
     )

@@ -76,9 +76,9 @@ def punch(fd: int, offset: int, nbytes: int) -> None:
     raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
 
-def pages_written(address: int, nbytes: int) -> bool:
-    """Return True, for unknown: any page of the mapping may have been written to."""
-    return True
+def pages_written(address: int, nbytes: int) -> bool | None:
+    """Return None: whether a page of a private mapping was written to is unknown."""
+    return None
 
 
 def mapped_path(address: int) -> str | None:

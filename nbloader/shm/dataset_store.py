@@ -24,6 +24,9 @@ from nbloader.shm.segment import filled_file
 SHARE_FROM = 64 * 1024
 """Arrays in a dataset of at least this size, in bytes, are shared by all workers; smaller ones are copied to each."""
 
+COMPARED = 16 << 20
+"""Number of bytes that are compared at a time."""
+
 
 class Store:
     """A sealed memory file that holds arrays. The file exists as long as this object.
@@ -117,7 +120,10 @@ def file_of(raw: memoryview) -> Location | None:
     if store is not None:
         address = address_of(raw)
         start = address - ctypes.addressof(owner)
-        return None if pages_written(address, raw.nbytes) else Location(store.fd, start, private=True, keeper=store)
+        written = pages_written(address, raw.nbytes)
+        if written is None:
+            written = _differs(store, start, raw)
+        return None if written else Location(store.fd, start, private=True, keeper=store)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(owner, torch.Tensor) and owner.is_shared():
         storage = owner.untyped_storage()
@@ -126,6 +132,16 @@ def file_of(raw: memoryview) -> Location | None:
         if fd >= 0 and 0 <= start <= size - raw.nbytes:
             return Location(fd, start, private=False, keeper=storage)
     return None
+
+
+def _differs(store: Store, start: int, raw: memoryview) -> bool:
+    """Whether these bytes, at a position of a store's private mapping, are not those of the store's file."""
+    original = np.frombuffer(mapped(store.fd, store.size, private=True), np.uint8, raw.nbytes, start)
+    present = np.frombuffer(raw, np.uint8)
+    return any(
+        not np.array_equal(original[begin : begin + COMPARED], present[begin : begin + COMPARED])
+        for begin in range(0, raw.nbytes, COMPARED)
+    )
 
 
 def _fd_of(storage: Any) -> tuple[int, int]:

@@ -42,7 +42,7 @@ def reduce(array: Any) -> tuple[Any, tuple[Any, ...]] | None:
     nbytes = sum((n - 1) * stride for n, stride in zip(array.shape, array.strides, strict=True)) + array.itemsize
     if not 0 <= begin <= len(memory) - nbytes or not _is_mapped_from(path, start, memory.size()):
         return None
-    if array.mode == "c" and pages_written(array.ctypes.data, nbytes):
+    if array.mode == "c" and pages_written(array.ctypes.data, nbytes) is not False:
         return None
     stat = Path(path).stat()
     mode = "r+" if array.mode == "w+" else array.mode  # "w+" would empty the file
