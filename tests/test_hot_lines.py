@@ -241,6 +241,7 @@ PLANTED = [
 ]
 
 
+@pytest.mark.linux("worker processes can be sampled")
 @pytest.mark.parametrize(("kind", "how"), PLANTED)
 def test_a_planted_line_is_named_first(kind, how):
     arguments = {"output": "numpy", **KINDS[kind]}
@@ -273,6 +274,7 @@ def sampling_threads():
     return [thread for thread in threading.enumerate() if thread.name == "nbloader-lines"]
 
 
+@pytest.mark.linux("worker processes can be sampled")
 def test_profiling_can_be_switched_while_a_loop_runs_and_only_busy_workers_are_sampled():
     with DataLoader(light.Hot(10_000, "waiting"), 2, num_workers=1, output="numpy", persistent_workers=True) as loader:
         epoch = iter(loader)
@@ -318,6 +320,7 @@ def test_a_loop_goes_on_if_there_is_no_thread_to_sample_it(monkeypatch, caplog):
     assert "can't start new thread" in caplog.text
 
 
+@pytest.mark.linux("worker processes can be sampled")
 def test_lines_and_tracebacks_of_cells(tmp_path):
     done = run_script(
         """
