@@ -6,7 +6,7 @@ import gc
 import os
 import pathlib
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import hypothesis
 import lanes
@@ -22,6 +22,12 @@ NO_CLUSTER = (
 )
 
 
+def _strings(values: Mapping[str, object]) -> set[str]:
+    """The strings among parameters, and among those that are arguments of a loader."""
+    found = {value for value in values.values() if isinstance(value, str)}
+    return found.union(*(_strings(value) for value in values.values() if isinstance(value, dict)))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Shorten what the notebooks wait for a click: nobody clicks here. Skip the one that starts a cluster.
 
@@ -31,10 +37,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _platform.NAME != "linux" and (marker := item.get_closest_marker("linux")):
             item.add_marker(pytest.mark.skip(reason=f"needs Linux: {marker.args[0]}"))
-        parameters = getattr(getattr(item, "callspec", None), "params", {}).values()
-        for method in {"fork", "forkserver"}.difference(_platform.START_METHODS):
-            if any(isinstance(value, str) and value == method for value in parameters):
-                item.add_marker(pytest.mark.skip(reason=f"there is no start method {method!r}"))
+        asked_for = _strings(getattr(getattr(item, "callspec", None), "params", {}))
+        for method in {"fork", "forkserver"}.difference(_platform.START_METHODS) & asked_for:
+            item.add_marker(pytest.mark.skip(reason=f"there is no start method {method!r}"))
         cell = getattr(item, "cell", None)  # of nbval
         if cell is not None:
             cell.source = cell.source.replace("patience = 20 ", "patience = 1 ")
