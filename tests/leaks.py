@@ -115,8 +115,10 @@ def _descriptors() -> dict[str, str]:
 
 def _shm_files() -> set[str]:
     with contextlib.suppress(FileNotFoundError):
-        # semaphores of multiprocessing, which its resource tracker clears away later, are none of the loader's
-        return {path.name for path in SHM.iterdir() if not path.name.startswith("sem.mp-")}
+        # semaphores of multiprocessing, which its resource tracker clears away later, are none of the loader's; nor are
+        # the scripts of the driver of a browser
+        names = {path.name for path in SHM.iterdir()}
+        return {name for name in names if not (name.startswith("sem.mp-") or name.endswith(".js"))}
     return set()
 
 
