@@ -29,16 +29,15 @@ import functools
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from nbloader import events as ev
 from nbloader._platform import when_forked
 from nbloader._platform.descriptors import TOO_MANY_FILES
-from nbloader._util.bell import Bell
 from nbloader._util.signals import raised_by_handler
 from nbloader.batch import chunking
-from nbloader.batch.payload import BatchOutcome, BatchPayload
+from nbloader.batch.payload import BatchOutcome
 from nbloader.batch.task import ChunkedBatch, Task
 from nbloader.engine import inspect
 from nbloader.engine.config import EngineConfig
@@ -46,7 +45,7 @@ from nbloader.engine.long_wait import LongWaits
 from nbloader.engine.loop import Loop
 from nbloader.engine.memory import MemoryWatch
 from nbloader.engine.memory import notice as memory_notice
-from nbloader.engine.receiver import Receiver, why_ended
+from nbloader.engine.receiver import Receiver
 from nbloader.engine.silent_faults import SilentFaults
 from nbloader.engine.skipped_samples import SkippedSamples
 from nbloader.engine.wait_hooks import WaitCallbacks
@@ -60,7 +59,6 @@ from nbloader.metrics.usage_probe import WorkerThread
 from nbloader.sampling.epoch_plan import ChunkSpec, EpochPlan, PlannedBatch
 from nbloader.scheduler.dispatcher import Cancel, Dispatcher
 from nbloader.scheduler.gate import Gate
-from nbloader.scheduler.iteration import Delivery
 from nbloader.scheduler.prefetch import Load, Window
 from nbloader.transport.zygote import ZygoteHungError
 from nbloader.workers.api import WorkerKind, WorkerSetup
@@ -78,6 +76,7 @@ from nbloader.workers.messages import (
     WorkerInitFailed,
     WorkerInitialized,
     WorkerLaunched,
+    WorkerMessage,
 )
 from nbloader.workers.registry import create_kind
 from nbloader.workers.status import PRODUCING
@@ -169,20 +168,6 @@ class Engine:
         self._superseded = False
         self._retired = False
         self._dataset: weakref.ref[Any] | None = None  # the dataset that was loaded last, for messages
-        self._handlers: Mapping[type, Callable[[Any], None]] = {
-            BatchDone: self._on_batch_done,
-            ShardExhausted: self._on_shard_exhausted,
-            ShardAdvanced: self._on_shard_advanced,
-            OutputText: self._on_output,
-            StacksSampled: self._on_stacks_sampled,
-            SignSeen: self._on_sign_seen,
-            WorkerLaunched: self._on_worker(self._group.on_launched),
-            WorkerInitialized: self._on_worker(self._group.on_initialized),
-            WorkerInitFailed: self._on_worker(self._on_init_failed),
-            DescriptorsExhausted: self._on_worker(self._group.on_descriptors_exhausted),
-            PoolFailed: self._on_worker(self._group.on_pool_failed),
-            WorkerGone: self._on_worker(self._group.on_gone),
-        }
         _engines.add(self)
 
     @property
@@ -203,6 +188,8 @@ class Engine:
     def after_fork(self) -> None:
         """Forget the workers in a forked child: they belong to the parent, like the thread of the loop."""
         self._loop.after_fork()
+        for receiver in self._receivers.values():
+            receiver.close()
         self._receivers.clear()
         self._due.clear()
         self._dispatcher.clear()
@@ -256,13 +243,13 @@ class Engine:
 
     def receive(self) -> None:
         """See `Driven`."""
-        handlers, group = self._handlers, self._group
+        group = self._group
         if group.pool is not None:
             for message in group.pool.poll(0):
-                handlers[type(message)](message)
+                self._handle(message)
         if group.leaving.pools:
             for message in group.leaving.poll():
-                handlers[type(message)](message)
+                self._handle(message)
 
     def act(self) -> None:
         """See `Driven`."""
@@ -292,9 +279,6 @@ class Engine:
         self._group.fatal = NbloaderError(f"the thread of the loader failed: {type(error).__name__}: {error}")
         self._group.kill()
         self._ring()
-
-    def _handle(self, message: Any) -> None:
-        self._handlers[type(message)](message)
 
     def _assign(self) -> None:
         pool = self._group.pool
@@ -360,13 +344,53 @@ class Engine:
 
     def _requested(self) -> float:
         """Return when a consumer requested something last, `time.monotonic()`."""
-        return max(self._last_request, *(receiver.taken_at for receiver in list(self._receivers.values())), 0.0)
+        open_ones = list(self._receivers.values())
+        return max(self._last_request, *(max(each.requested_at, each.taken_at) for each in open_ones), 0.0)
 
     def _waiting(self) -> bool:
         """Whether a consumer waits for a batch."""
         return any(receiver.awaited is not None for receiver in list(self._receivers.values()))
 
     # ---- messages of workers --------------------------------------------------------------------------------------
+
+    def _handle(self, message: WorkerMessage) -> None:
+        match message:
+            case BatchDone():
+                self._on_batch_done(message)
+            case ShardExhausted():
+                self._on_shard_exhausted(message)
+            case ShardAdvanced():
+                self._on_shard_advanced(message)
+            case OutputText():
+                self._output.add(message.stream, message.text)
+            case StacksSampled():
+                self.on_stacks(message.stacks)
+            case SignSeen():
+                self.silent_faults.add(message.sign)
+            case _:
+                self._on_worker(message)
+                self._wake_consumers()
+
+    def _on_worker(
+        self,
+        message: WorkerLaunched | WorkerInitialized | WorkerInitFailed | DescriptorsExhausted | PoolFailed | WorkerGone,
+    ) -> None:
+        """Handle a message about a worker's state."""
+        group = self._group
+        match message:
+            case WorkerLaunched():
+                group.on_launched(message)
+            case WorkerInitialized():
+                group.on_initialized(message)
+            case WorkerInitFailed():
+                group.on_init_failed(message)
+                self._notice_late_error()
+            case DescriptorsExhausted():
+                group.on_descriptors_exhausted(message)
+            case PoolFailed():
+                group.on_pool_failed(message)
+            case WorkerGone():
+                group.on_gone(message)
 
     def _on_batch_done(self, message: BatchDone) -> None:
         outcome = message.outcome
@@ -416,28 +440,6 @@ class Engine:
         if state is not None and state.shards is not None:
             state.shards.advance(message.shard, message.position, message.state, message.problem)
 
-    def _on_output(self, message: OutputText) -> None:
-        self._output.add(message.stream, message.text)
-
-    def _on_stacks_sampled(self, message: StacksSampled) -> None:
-        self.on_stacks(message.stacks)
-
-    def _on_sign_seen(self, message: SignSeen) -> None:
-        self.silent_faults.add(message.sign)
-
-    def _on_worker(self, handle: Callable[[Any], None]) -> Callable[[Any], None]:
-        """Return a handler for messages about a worker's state; it also wakes all waiting consumers."""
-
-        def on_message(message: Any) -> None:
-            handle(message)
-            self._wake_consumers()
-
-        return on_message
-
-    def _on_init_failed(self, message: WorkerInitFailed) -> None:
-        self._group.on_init_failed(message)
-        self._notice_late_error()
-
     def _notice_late_error(self) -> None:
         """Print the error of a worker's set-up in the cell if no consumer is left that would get it."""
         error = self._group.init_error
@@ -453,8 +455,8 @@ class Engine:
     def _is_open(self) -> bool:
         return self._group.pool is not None and bool(self._dispatcher.iterations)
 
-    def open_iteration(self, epoch: int, plan: EpochPlan) -> None:
-        """Open an iteration. Other iterations are parked until their consumers request a batch again.
+    def open_iteration(self, epoch: int, plan: EpochPlan) -> Receiver:
+        """Open an iteration and return it. Other iterations are parked until their consumers request a batch again.
 
         Args:
             epoch: Number of the epoch.
@@ -469,9 +471,9 @@ class Engine:
             raise LoaderClosedError(CLOSED)
         self._loop.start()
         self._output.use_this_context()
-        error = self._loop.ask(self._open_iteration, epoch, plan)
-        if error is not None:
-            raise error
+        opened = self._loop.ask(self._open_iteration, epoch, plan)
+        if isinstance(opened, Exception):
+            raise opened
         try:
             self._start_workers()
         except BaseException:
@@ -479,8 +481,9 @@ class Engine:
             raise
         for other in _engines - {self}:
             other.yield_memory()
+        return opened
 
-    def _open_iteration(self, epoch: int, plan: EpochPlan) -> Exception | None:
+    def _open_iteration(self, epoch: int, plan: EpochPlan) -> Receiver | Exception:
         if self.closed:
             raise LoaderClosedError(CLOSED)
         self._group.seed = plan.seed
@@ -500,9 +503,9 @@ class Engine:
             chunk_size=0 if chunks is None else chunks.size,
             join=None if chunks is None else functools.partial(self._join, chunks),
         )
-        self._receivers[epoch] = Receiver(self, state, plan, self._window, self.gate)
+        receiver = self._receivers[epoch] = Receiver(self, state, plan, self._window, self.gate)
         self._wake_consumers()  # those of the iterations that were parked just now
-        return None
+        return receiver
 
     def _start_workers(self) -> None:
         """Start the workers that are missing, and let them inherit what they must from the calling thread.
@@ -559,22 +562,9 @@ class Engine:
         if epoch in self._dispatcher.iterations:
             self._dispatcher.unpark(epoch)
 
-    def refill_size(self, epoch: int) -> int:
-        """Return how many batches to request from the sampler now; at least one if none is outstanding."""
-        receiver = self._receivers.get(epoch)
-        return 0 if receiver is None else receiver.room
-
-    def add(self, epoch: int, batches: list[PlannedBatch]) -> None:
-        """Add batches. They are assigned to workers soon.
-
-        Args:
-            epoch: Number of the epoch.
-            batches: Batches drawn from the sampler.
-        """
-        receiver = self._receivers.get(epoch)
-        if receiver is not None:
-            self._loop.post(lambda: self._add(epoch, batches))
-            receiver.added += len(batches)  # after an interrupt before this, `is_complete` is false
+    def request(self, epoch: int, batches: list[PlannedBatch]) -> None:
+        """See `ReceiverEngine`."""
+        self._command(lambda: self._add(epoch, batches))
 
     def _add(self, epoch: int, batches: list[PlannedBatch]) -> None:
         state = self._dispatcher.iterations.get(epoch)
@@ -585,44 +575,6 @@ class Engine:
                 self._window.expect(len(indices) if self._config.spec.batched else 1, state.chunk_size)
         for indices, seed in batches:
             self._dispatcher.add(epoch, indices, seed)
-
-    def next_batch(self, epoch: int, refill: Callable[[], bool]) -> Delivery | None:
-        """Wait for the next batch of an iteration and return it. See `Receiver.next`."""
-        receiver = self._receiver(epoch)
-        self._last_request = time.monotonic()
-        return receiver.next(refill)
-
-    def _receiver(self, epoch: int) -> Receiver:
-        receiver = self._receivers.get(epoch)
-        if receiver is None:
-            raise LoaderClosedError(why_ended(closed=self.closed))
-        return receiver
-
-    def outstanding(self, epoch: int) -> bool:
-        """Return whether an iteration has batches that were requested but not taken yet."""
-        receiver = self._receivers.get(epoch)
-        return receiver is not None and receiver.outstanding > 0
-
-    def check_open(self, epoch: int) -> None:
-        """Raise if an iteration has ended.
-
-        Raises:
-            LoaderClosedError: The loader was closed, or an interrupt has ended the iteration.
-        """
-        self._receiver(epoch).check_open()
-
-    def wait_for_source(self, epoch: int, is_ready: Callable[[], object]) -> None:
-        """Wait until a source has something to read, or a callback is due. See `Receiver.wait_for_source`."""
-        self._receiver(epoch).wait_for_source(is_ready=is_ready)
-
-    def bell(self, epoch: int) -> Bell:
-        """Return what wakes the consumer of an iteration."""
-        return self._receiver(epoch).bell
-
-    def peek(self, epoch: int, count: int) -> list[tuple[Task, BatchPayload]]:
-        """Return up to `count` of the next batches that are ready. See `Receiver.peek_payloads`."""
-        receiver = self._receivers.get(epoch)
-        return [] if receiver is None else receiver.peek_payloads(count)
 
     def drain_output(self, epoch: int) -> None:
         """Show what workers have printed so far. Called at the end of an epoch, before the cell ends.
@@ -667,7 +619,7 @@ class Engine:
     def _close_iteration(self, epoch: int) -> None:
         receiver = self._receivers.pop(epoch, None)
         if receiver is not None:
-            self._last_request = max(self._last_request, receiver.taken_at)
+            self._last_request = max(self._last_request, receiver.requested_at, receiver.taken_at)
             receiver.close()
         state = self._dispatcher.iterations.get(epoch)
         closed = self._dispatcher.close_iteration(epoch)
@@ -681,15 +633,6 @@ class Engine:
             self._close()
         elif self._group.ends_with_epoch and not self._dispatcher.iterations:
             self._group.end_epoch()
-
-    def check_complete(self, epoch: int, *, drawn: int, held: int) -> None:
-        """End an iteration if an interrupt has lost one of its batches. For the arguments, see `Receiver.is_complete`.
-
-        A batch is lost if the interrupt comes while only local variables refer to the batch.
-        """
-        receiver = self._receivers.get(epoch)
-        if receiver is not None and not receiver.is_complete(drawn=drawn, held=held):
-            self.close_iteration(epoch)
 
     def restart_workers(self, ids: list[int]) -> None:
         """Restart workers. Other workers produce the batches that they held."""

@@ -26,6 +26,7 @@ from nbloader.batch.task import Task
 from nbloader.device.record_queue import PendingPlacement, RecordQueue
 from nbloader.device.transfer import BatchKey, DeviceTransfer
 from nbloader.engine.local_engine import AnyEngine, LocalEngine
+from nbloader.engine.receiver import Iteration
 from nbloader.engine.torch_names import MISSING, MissingAttribute, PlannedBatches
 from nbloader.errors import LoaderClosedError
 from nbloader.events.remote_errors import message_of
@@ -118,9 +119,9 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
         self._resources = _Resources(epoch, context.events, context.transfer)
         # Before the iteration is opened: after an interrupt, one that nothing closes would keep its workers.
         self._closer = weakref.finalize(self, _abandon, engine, self._resources)
-        engine.open_iteration(epoch, plan)
+        self._iteration: Iteration = engine.open_iteration(epoch, plan)
         if plan.reader is not None:
-            plan.reader.when_ready(engine.bell(epoch).ring)
+            plan.reader.when_ready(self._iteration.bell.ring)
             self._resources.reader = plan.reader
 
     def begin(self, consumer: Consumer) -> EpochIterator[T_co]:
@@ -244,7 +245,8 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
     def _check_complete(self) -> None:
         """After an interrupt, end the iteration if a batch was lost."""
         last = self._resources.returned if self._kept is None else self._kept.task.number
-        self._engine.check_complete(self._epoch, drawn=self.plan.next_number, held=last)
+        if not self._iteration.is_complete(drawn=self.plan.next_number, held=last):
+            self._engine.close_iteration(self._epoch)
 
     def _give_up(self, task: Task) -> None:
         """Record that an error is raised in place of a batch: the iteration continues with the next one."""
@@ -293,11 +295,11 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
     def _wait(self) -> Delivery:
         try:
             if self._kept is not None:
-                self._engine.check_open(self._epoch)
+                self._iteration.check_open()
                 return self._kept
             if not self._engine.prefetches:
                 self._refill()
-            while (got := self._engine.next_batch(self._epoch, self._refill)) is None:
+            while (got := self._iteration.next(self._refill)) is None:
                 if not self._refill():  # requests may be past the end of one shard while another goes on
                     self._finish()
         except LoaderClosedError:
@@ -317,7 +319,7 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
         Returns:
             Whether at least one batch was drawn.
         """
-        room = self._engine.refill_size(self._epoch)
+        room = self._iteration.room
         if self.plan.reader is not None:
             room = self._readable(self.plan.reader, room, wait=wait)
         if not room:
@@ -326,20 +328,20 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
         batches = self.plan.take(room, limit_ns)
         self._sampling += _clock() - begin
         if batches:
-            self._engine.add(self._epoch, batches)
+            self._iteration.add(batches)
         return bool(batches)
 
     def _readable(self, reader: SourceReader, room: int, *, wait: bool) -> int:
         """Return how many batches, at most `room`, a source has ready. For `wait`, see `_refill`."""
-        while wait and not reader.ready() and not self._engine.outstanding(self._epoch):
-            self._engine.wait_for_source(self._epoch, reader.ready)
+        while wait and not reader.ready() and not self._iteration.outstanding:
+            self._iteration.wait_for_source(is_ready=reader.ready)
         return min(room, reader.ready())
 
     def _move(self, transfer: DeviceTransfer, got: Delivery) -> Any:
         """Transfer a batch to its device, and start the transfers of the following batches that are ready."""
         epoch, position = self._epoch, self._resources.delivered
         batch, self._resources.shipment = transfer.deliver(BatchKey(epoch, got.task.number), got.outcome, position)
-        ready = self._engine.peek(epoch, transfer.ahead)
+        ready = self._iteration.peek_payloads(transfer.ahead)
         transfer.start_ahead([(BatchKey(epoch, task.number), payload) for task, payload in ready], position + 1)
         return batch
 
@@ -378,7 +380,7 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
         self._warnings.warn()
         error, self.plan.error = self.plan.error, None
         if error is None:
-            self._engine.check_open(self._epoch)  # if the iteration has ended, this is why there is no batch
+            self._iteration.check_open()  # if the iteration has ended, this is why there is no batch
         self.plan.over = True
         if error is not None:
             self._end("error")

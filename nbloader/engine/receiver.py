@@ -20,7 +20,7 @@ from nbloader.batch.task import Task
 from nbloader.engine.timeouts import WaitTimer
 from nbloader.engine.wait_hooks import WaitCallbacks
 from nbloader.errors import LoaderClosedError
-from nbloader.sampling.epoch_plan import EpochPlan
+from nbloader.sampling.epoch_plan import EpochPlan, PlannedBatch
 from nbloader.scheduler.gate import Gate
 from nbloader.scheduler.iteration import Delivery, IterationState
 from nbloader.scheduler.prefetch import Window
@@ -36,11 +36,63 @@ class Awaited(NamedTuple):
     """When the wait began, perf_counter ns."""
 
 
+class Iteration(Protocol):
+    """What an iterator asks of its iteration, with workers (`Receiver`) or without (`LocalIteration`)."""
+
+    bell: Bell
+    """Wakes the consumer."""
+
+    @property
+    def outstanding(self) -> int:
+        """Number of batches that were added and not taken."""
+
+    @property
+    def room(self) -> int:
+        """Number of batches to request from the sampler now; at least one if none is outstanding."""
+
+    def add(self, batches: list[PlannedBatch]) -> None:
+        """Add batches that were drawn from the sampler."""
+
+    def next(self, refill: Callable[[], bool]) -> Delivery | None:
+        """Wait for the next batch and return it; None if no batch is outstanding.
+
+        Args:
+            refill: Requests as many batches from the sampler as there is room for; returns whether there were any.
+        """
+
+    def peek_payloads(self, count: int) -> list[tuple[Task, BatchPayload]]:
+        """Return at most `count` of the next batches that are ready, without taking them."""
+
+    def check_open(self) -> None:
+        """Raise a LoaderClosedError if the iteration has ended."""
+
+    def is_complete(self, *, drawn: int, held: int) -> bool:
+        """Return whether an interrupt has lost no batch. One is lost if only local variables refer to it.
+
+        Args:
+            drawn: Number of the next batch to draw from the plan.
+            held: Number of the last batch that the consumer or its iterator has; -1 if there is none.
+        """
+
+    def wait_for_source(self, *, is_ready: Callable[[], object]) -> None:
+        """Block until a source has something to read, the bell rings, or a callback is due.
+
+        Args:
+            is_ready: Returns whether the source has something.
+
+        Raises:
+            LoaderClosedError: The loader was closed, or an interrupt has ended the iteration.
+        """
+
+
 class ReceiverEngine(Protocol):
     """What a receiver needs from its engine."""
 
     closed: bool
     callbacks: WaitCallbacks
+
+    def request(self, epoch: int, batches: list[PlannedBatch]) -> None:
+        """Request batches. They are assigned to workers soon. Never waits."""
 
     def unpark(self, epoch: int) -> None:
         """Assign batches of an iteration again, because its consumer requests one. Never waits."""
@@ -62,7 +114,7 @@ class ReceiverEngine(Protocol):
 
 
 class Receiver:
-    """The consumer's side of one iteration.
+    """The consumer's side of one iteration. See `Iteration`.
 
     Args:
         engine: The engine.
@@ -92,6 +144,8 @@ class Receiver:
         """The last batch that was taken."""
         self.taken_at = 0.0
         """When it was taken, `time.monotonic()`; 0 before the first one."""
+        self.requested_at = time.monotonic()
+        """When the consumer last asked for a batch, `time.monotonic()`."""
         self._engine = engine
         self._plan = plan
         self._window = window
@@ -125,6 +179,15 @@ class Receiver:
         """Number of batches to request from the sampler now; at least one if none is outstanding."""
         return 0 if self.closed else self._window.room(self.outstanding, self.state.reorder.reordering)
 
+    def add(self, batches: list[PlannedBatch]) -> None:
+        """Request batches. They are assigned to workers soon.
+
+        Args:
+            batches: Batches drawn from the sampler.
+        """
+        self._engine.request(self.state.epoch, batches)
+        self.added += len(batches)  # after an interrupt before this, `is_complete` is false
+
     # ---- receiving ------------------------------------------------------------------------------------------------
 
     def next(self, refill: Callable[[], bool]) -> Delivery | None:
@@ -143,6 +206,7 @@ class Receiver:
             Exception: The workers have failed.
         """
         engine, bell = self._engine, self.bell
+        self.requested_at = time.monotonic()
         engine.callbacks.call()
         self.check_open()
         if self.state.parked:
@@ -200,12 +264,7 @@ class Receiver:
         return None
 
     def is_complete(self, *, drawn: int, held: int) -> bool:
-        """Return whether an interrupt has lost no batch.
-
-        Args:
-            drawn: Number of the next batch to draw from the plan.
-            held: Number of the last batch that the consumer or its iterator has; -1 if there is none.
-        """
+        """Return whether an interrupt has lost no batch. For the arguments, see `Iteration`."""
         return self.added == drawn and (self.last is None or self.last.number == held)
 
     def _wait(self, seconds: float | None) -> None:
@@ -215,14 +274,7 @@ class Receiver:
         callbacks.call(waiting=True)
 
     def wait_for_source(self, *, is_ready: Callable[[], object]) -> None:
-        """Block until the bell rings or a callback is due, unless a source has something to read.
-
-        Args:
-            is_ready: Returns whether it has.
-
-        Raises:
-            LoaderClosedError: The loader was closed, or an interrupt has ended the iteration.
-        """
+        """Block until a source has something to read, the bell rings, or a callback is due. See `Iteration`."""
         self.bell.listening = True
         try:
             self.check_open()
