@@ -91,8 +91,9 @@ _clock = time.perf_counter_ns
 # Enum members that are used for each batch: before Python 3.12, each access to an enum member takes 0.1 us.
 _TASK, _BATCH = Kind.TASK, Kind.BATCH
 
-STATUS_TIMEOUT = 1.0
-"""Seconds to wait for the wait status of a worker whose connection has closed."""
+STATUS_TIMEOUT = 5.0
+"""Seconds to wait for the wait status of a worker whose connection has closed. An interpreter that has loaded torch needs
+a second or two to exit on a busy machine."""
 MAX_DYING = 4
 """Maximum number of killed processes that may still be exiting when another process is started."""
 
