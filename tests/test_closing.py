@@ -20,7 +20,7 @@ from nbloader import DataLoader, LoaderClosedError, NbloaderError, WorkerStartEr
 from nbloader import events as ev
 from nbloader.device import placement
 from nbloader.device.transfer import BatchKey, DeviceLane, DeviceTransfer
-from nbloader.engine.local_engine import LocalEngine
+from nbloader.engine.local_iteration import LocalIteration
 from nbloader.engine.receiver import Receiver
 from nbloader.engine.timeouts import WaitTimer
 
@@ -167,7 +167,7 @@ def test_a_loader_that_is_closed_while_its_dataset_is_pickled_keeps_nothing():
 def test_a_signal_handler_can_close_a_loader_that_it_has_interrupted(workers, monkeypatch):
     """As at the end of a job's time: SIGTERM. It must not wait for what it has interrupted."""
     options = {} if workers is None else {"num_workers": 1, "workers": workers}
-    cls, name = (LocalEngine, "_produce") if workers is None else (Receiver, "take")
+    cls, name = (LocalIteration, "_produce") if workers is None else (Receiver, "take")
     original, states = getattr(cls, name), []
 
     def interrupted(*args):

@@ -92,8 +92,8 @@ _clock = time.perf_counter_ns
 _TASK, _BATCH = Kind.TASK, Kind.BATCH
 
 STATUS_TIMEOUT = 5.0
-"""Seconds to wait for the wait status of a worker whose connection has closed. An interpreter that has loaded torch needs
-a second or two to exit on a busy machine."""
+"""Seconds to wait for the wait status of a worker whose connection has closed. On a busy machine, an interpreter with
+torch needs more than one second to exit."""
 MAX_DYING = 4
 """Maximum number of killed processes that may still be exiting when another process is started."""
 
