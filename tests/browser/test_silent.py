@@ -119,4 +119,4 @@ def test_a_server_without_any_widgets_closes_the_comm_and_the_next_dashboard_ope
         server.enable_extensions()
     notebook.open()
     notebook.run(1)
-    page.locator(".nbl-live .nbl-chip", has_text="new").wait_for()
+    page.locator(".jp-CodeCell").nth(1).locator(".nbl-live .nbl-chip", has_text="new").wait_for()
