@@ -16,6 +16,7 @@ from anywidget import _util
 from fake_loader import FakeLoader
 
 from nbloader import DataLoader
+from nbloader._platform import START_METHODS
 from nbloader.dashboard import widget
 from nbloader.explorer import widget as explorer_widget
 from nbloader.frontend import comm, marimo_messages, outputs, silence
@@ -284,4 +285,4 @@ def test_marimos_start_method_is_not_the_choice_of_the_user(monkeypatch: pytest.
     monkeypatch.setattr(torch_compat.multiprocessing, "get_start_method", lambda *, allow_none: "spawn")
     assert torch_compat.start_method(None) == "spawn"
     monkeypatch.setattr(torch_compat, "in_marimo", lambda: True)
-    assert torch_compat.start_method(None) == ("fork" if torch_compat.zygote.SUPPORTED else "forkserver")
+    assert torch_compat.start_method(None) == START_METHODS[0]

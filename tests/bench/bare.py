@@ -52,7 +52,7 @@ class Bare:
         return ours, _slots(memory), share
 
     def _run(self, connection, memory, share):
-        from nbloader.transport.child_process import die_with_parent
+        from nbloader._platform.forking import die_with_parent
 
         die_with_parent()
         slots = _slots(memory)
@@ -99,7 +99,7 @@ class Alone:
             self._pipes.append(ours)
 
     def _run(self, pipe, size, share, begin):
-        from nbloader.transport.child_process import die_with_parent
+        from nbloader._platform.forking import die_with_parent
 
         die_with_parent()
         produce = begin()
