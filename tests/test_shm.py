@@ -444,7 +444,7 @@ def test_workers_free_memory_between_epochs_and_the_next_epoch_is_right(chunk, m
             return sum(len(reader._maps) for reader in [handle.segments for handle in pool.handles.values()])
 
         kept = list(loader)
-        assert segments() >= 8
+        assert segments() > 2  # how many depends on which worker produced what
         wait_for(lambda: segments() <= len(kept), "segments of kept batches stay")
         for _ in range(2):
             again = list(loader)
