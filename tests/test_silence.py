@@ -112,7 +112,7 @@ def test_messages_that_do_not_come_are_noticed_in_the_loop_which_then_writes_eac
         pass
     written = [form for form in cells.forms if NOTICE in form]
     assert len(written) > 3
-    assert any("batch 11 of 12" in form for form in written), "each form shows the loop as it is then"
+    assert any("batch 11 of 12" in form for form in written), "each form shows the current state of the loop"
     assert all("pip install anywidget" in form and "loader.restart_workers()" in form for form in written)
     widget._write_static()  # what runs after each cell
     assert NOTICE in cells.forms[-1]

@@ -51,7 +51,7 @@ class Silence:
         """A message came from a page.
 
         Returns:
-            Whether the widget was called silent until now.
+            Whether the widget counted as silent before this message.
         """
         was_silent, self._answered = self.noticed, True
         return was_silent

@@ -262,7 +262,7 @@ class RayPool(WorkerPool):
         return Environment.of_this_process if self._environment is None or self._stale else None
 
     def inherit(self, inherited: Environment) -> None:
-        """See `WorkerPool`. If it has changed, the nodes are told."""
+        """See `WorkerPool`. If it has changed, the change is sent to the nodes."""
         before, self._environment, self._stale = self._environment, inherited, False
         if inherited != before:
             with self._changed:
