@@ -15,7 +15,7 @@ from datasets import PATIENCE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nbloader.batch.header import BatchHeader, pack_header, unpack_header
+from nbloader.batch.payload import BatchHeader, pack_header, unpack_header
 from nbloader.transport.channel import HEADER, READ_SIZE, Channel, Kind
 
 pytestmark = pytest.mark.unit

@@ -25,7 +25,7 @@ def assignments(dispatcher):
     return sorted(pairs, key=lambda pair: (pair[1].epoch, pair[1].job))
 
 
-class Played(Dispatcher[object]):
+class Played(Dispatcher):
     """A dispatcher with a consumer that takes batches, and a gate that the consumer observes."""
 
     def __init__(self, policy, **options):

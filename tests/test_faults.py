@@ -48,7 +48,7 @@ from nbloader import (
 from nbloader import events as ev
 from nbloader._platform import START_METHODS, portable
 from nbloader._platform.descriptors import close_all
-from nbloader.batch.header import BatchHeader, pack_header
+from nbloader.batch.payload import BatchHeader, pack_header
 from nbloader.engine.receiver import Receiver
 from nbloader.scheduler import dispatcher
 from nbloader.shm.segment import NO_SEGMENT

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbloader.scheduler.reorder_buffer import ReorderBuffer
+from nbloader.scheduler.iteration import ReorderBuffer
 
 pytestmark = pytest.mark.unit
 

@@ -44,7 +44,7 @@ def check_chunk(chunk_size: Any, *, batch_size: int | None, batch_sampler: Any, 
     return chunk_size if chunk_size != batch_size else None
 
 
-def join_chunks(batch: ChunkedBatch[Any], collate_fn: Callable[[list[Any]], Any] | None) -> BatchOutcome:
+def join_chunks(batch: ChunkedBatch[BatchOutcome], collate_fn: Callable[[list[Any]], Any] | None) -> BatchOutcome:
     """Join the outcomes of the chunks of a batch.
 
     Args:

@@ -1,13 +1,26 @@
-"""Tasks that are dispatched to workers: batches, or chunks of batches that several workers produce together."""
+"""Tasks that are dispatched to workers: batches, or chunks of batches that several workers produce together.
+
+    Task -> dump_task() -> socket of a worker process -> read_task() -> TaskMessage -> load_indices()
+
+The message of a task must not contain objects of user's classes: unpickling one may raise or hang, and then the worker
+would not know which batch it belongs to. Such indices travel as bytes, which the worker unpickles when it produces the
+batch, so that an error is an error of that batch. Worker threads are given the `Task` itself.
+"""
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import dataclass, field
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from nbloader._util.rng import mix
-from nbloader.events.records import Event
-from nbloader.sampling.index_arrays import part_of
+from nbloader.batch.pickling import CodePickler, NamePickler, dump
+from nbloader.errors import DatasetTransferError
+from nbloader.sampling.index_arrays import DrawnIndices, IndexArray, part_of
+from nbloader.sampling.shard_plan import Ticket
+
+if TYPE_CHECKING:
+    from nbloader.events.records import Event
 
 R = TypeVar("R")
 
@@ -129,3 +142,119 @@ class ChunkedBatch(Generic[R]):
         self._outcomes.clear()
         self.missing = len(self.chunks)
         return again, dropped
+
+
+# ---- sending to a worker process ------------------------------------------------------------------------------
+
+_STANDARD = {int, str, bool, float, bytes, Ticket, IndexArray}
+"""Types of indices that the standard pickle handles, and whose unpickling cannot fail."""
+
+
+class PickledIndices:
+    """Indices that a worker unpickles when it produces the batch.
+
+    Args:
+        data: The pickle.
+        types: Names of the types of the indices.
+    """
+
+    __slots__ = ("_loaded", "data", "types")
+
+    def __init__(self, data: bytes, types: str) -> None:
+        self.data = data
+        self.types = types
+        self._loaded: list[Any] = []
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the bytes."""
+        return PickledIndices, (self.data, self.types)
+
+    def load(self) -> Any:
+        """Unpickle the indices, once.
+
+        Raises:
+            DatasetTransferError: The code of their class has raised an exception, which is the cause.
+        """
+        if not self._loaded:
+            try:
+                self._loaded.append(pickle.loads(self.data))
+            except Exception as error:
+                raise DatasetTransferError(
+                    f"the indices of the batch, of type {self.types}, were pickled, but cannot be unpickled in the "
+                    f"worker: {type(error).__name__}: {error}. Let the sampler yield integers, strings or tuples, or "
+                    "give the class a __reduce__ with which pickle.loads(pickle.dumps(index)) works in a new process"
+                ) from error
+        return self._loaded[0]
+
+
+def pack_indices(indices: Any, *, by_name: bool = False) -> Any:
+    """Return the indices of a batch as they are sent to a worker process: themselves, or `PickledIndices`.
+
+    Args:
+        indices: The indices.
+        by_name: Whether classes that are defined in the notebook exist in the worker. Otherwise they are pickled by
+            value.
+
+    Raises:
+        Exception: Whatever pickling raises.
+    """
+    if type(indices) is DrawnIndices:
+        standard = indices.standard
+    elif type(indices) is PickledIndices:
+        standard = True
+    else:
+        standard = _STANDARD.issuperset(map(type, indices if type(indices) is list else (indices,)))
+    if standard:
+        return indices
+    return PickledIndices(dump(indices, None, NamePickler if by_name else CodePickler), _names(indices))
+
+
+def load_indices(indices: Any) -> Any:
+    """Undo `pack_indices`.
+
+    Raises:
+        DatasetTransferError: See `PickledIndices.load`.
+    """
+    return indices.load() if type(indices) is PickledIndices else indices
+
+
+def _names(indices: Any) -> str:
+    """Return the names of the types of indices."""
+    if type(indices) is DrawnIndices:
+        return type(indices.drawn).__name__
+    items = indices if isinstance(indices, (list, tuple)) else (indices,)
+    return " or ".join(sorted({type(index).__name__ for index in items}))
+
+
+class TaskMessage(NamedTuple):
+    """The body of a TASK frame. It is sent as a plain tuple, which is smaller."""
+
+    epoch: int
+    job: int
+    """Job number of the batch or chunk."""
+    indices: Any
+    """What was drawn for the batch, as `pack_indices` returns it."""
+    seed: int
+    returned: list[int]
+    """Segments of this worker that are no longer in use in the notebook's process."""
+    sequence: int
+    """The position of the task in the sequence of tasks that were sent to this worker."""
+    deaths: int
+    """See `Task`."""
+
+
+def dump_task(task: Task, returned: list[int], *, by_name: bool = False) -> bytes:
+    """Pickle a task as the fields of `TaskMessage`.
+
+    Args:
+        task: The task.
+        returned: Segments of the worker that are no longer in use.
+        by_name: See `pack_indices`.
+    """
+    indices = pack_indices(task.indices, by_name=by_name)
+    return pickle.dumps((task.epoch, task.job, indices, task.seed, returned, task.sequence, task.deaths), 5)
+
+
+def read_task(body: Any) -> TaskMessage:
+    """Unpickle a task from a buffer, in the worker process."""
+    return tuple.__new__(TaskMessage, pickle.loads(body))  # takes half as long as calling the class

@@ -138,7 +138,7 @@ class Engine:
         self.gate = gate
         """Whether the loader is paused. The engine that replaces this one has the same gate."""
         gate.subscribe(self._on_gate)
-        self._dispatcher: Dispatcher[BatchOutcome] = Dispatcher(
+        self._dispatcher = Dispatcher(
             window, self.gate, round_robin=config.round_robin, cancels_begun=config.concurrency > 0
         )
         self._events: collections.deque[ev.Event] = collections.deque()  # published after the turn
@@ -424,7 +424,7 @@ class Engine:
             self._memory_noticed = True
             self._output.notify(memory_notice(nbytes, memory.measured, window.plan.size, window.plan.planned))
 
-    def _join(self, chunks: ChunkSpec, batch: ChunkedBatch[Any]) -> BatchOutcome:
+    def _join(self, chunks: ChunkSpec, batch: ChunkedBatch[BatchOutcome]) -> BatchOutcome:
         """Join the chunks of a batch, all of which have arrived."""
         collate_fn = None if chunks.collate_fn is None else seeded_collate(chunks.collate_fn, batch)
         outcome = chunking.join_chunks(batch, collate_fn)
@@ -549,10 +549,8 @@ class Engine:
         """See `ReceiverEngine`."""
         for event in task.failures:
             self.bus.publish(event)
-            line = self._skipped.add(event) if isinstance(event, ev.SampleFailed) else ""
-            if line:
-                self._output.notify(line)
-                self._output.show()
+            self._output.notify(self._skipped.add(event))
+        self._output.show()
 
     def unpark(self, epoch: int) -> None:
         """See `ReceiverEngine`."""
@@ -586,9 +584,7 @@ class Engine:
             Exception: The exception that user code raised while a worker was set up. Other workers have produced all
                 batches.
         """
-        line = self._skipped.exhausted(epoch)
-        if line:
-            self._output.notify(line)
+        self._output.notify(self._skipped.exhausted(epoch))
         try:
             error = self._loop.ask(self._drain_output)
         finally:

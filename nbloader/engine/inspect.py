@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from nbloader.batch.header import BatchHeader
+from nbloader.batch.payload import BatchHeader
 from nbloader.events.gauges import ProducedBatch
 from nbloader.scheduler.dispatcher import Dispatcher
 from nbloader.scheduler.iteration import Delivery, IterationState
@@ -14,7 +14,7 @@ LISTED = 64
 """Maximum number of batches to list per place; the first ones are listed."""
 
 
-def newest_iteration(dispatcher: Dispatcher[Any]) -> dict[str, Any]:
+def newest_iteration(dispatcher: Dispatcher) -> dict[str, Any]:
     """Return the fields of `Gauges` that describe the batches of the newest iteration."""
     if not dispatcher.iterations:
         return {}
@@ -28,12 +28,12 @@ def newest_iteration(dispatcher: Dispatcher[Any]) -> dict[str, Any]:
     }
 
 
-def requested(state: IterationState[Any]) -> tuple[int, ...]:
+def requested(state: IterationState) -> tuple[int, ...]:
     """Return the numbers of the batches that wait for a worker, in order."""
     return tuple(sorted({task.number for task in itertools.islice(state.waiting, LISTED)}))
 
 
-def arrived(state: IterationState[Any]) -> tuple[ProducedBatch, ...]:
+def arrived(state: IterationState) -> tuple[ProducedBatch, ...]:
     """Return the batches that have arrived and were not delivered: first those that are in order, then the others."""
     ready = [_made(delivery, in_order=True) for delivery in itertools.islice(state.ready.copy(), LISTED)]
     early = [_made(delivery, in_order=False) for delivery in state.reorder.peek_early(LISTED)]

@@ -20,8 +20,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from nbloader import events as ev
 from nbloader._util.signals import raised_by_handler
 from nbloader.batch.checksum import checksum
-from nbloader.batch.header import NOT_MEASURED
-from nbloader.batch.payload import BatchPayload
+from nbloader.batch.payload import NOT_MEASURED, BatchPayload
 from nbloader.batch.task import Task
 from nbloader.device.record_queue import PendingPlacement, RecordQueue
 from nbloader.device.transfer import BatchKey, DeviceTransfer
@@ -273,9 +272,10 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
             failure = payload.to_exception(task.number, task.indices, batched=self._batched, epoch=epoch)
             self._give_up(task)
             raise failure
+        assert not payload.empty  # noqa: S101 - for the type checker: an iteration passes over batches without samples
         summed = None
         try:
-            batch = payload.deliver() if self._transfer is None else self._move(self._transfer, got)
+            batch = payload.deliver() if self._transfer is None else self._move(self._transfer, task, payload)
             if requested >= self._checksum_due:
                 summed = self._checksum(batch if self._transfer is None else payload.open())
             if self._names is not None:
@@ -337,12 +337,12 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
             self._iteration.wait_for_source(is_ready=reader.ready)
         return min(room, reader.ready())
 
-    def _move(self, transfer: DeviceTransfer, got: Delivery) -> Any:
+    def _move(self, transfer: DeviceTransfer, task: Task, payload: BatchPayload) -> Any:
         """Transfer a batch to its device, and start the transfers of the following batches that are ready."""
         epoch, position = self._epoch, self._resources.delivered
-        batch, self._resources.shipment = transfer.deliver(BatchKey(epoch, got.task.number), got.outcome, position)
+        batch, self._resources.shipment = transfer.deliver(BatchKey(epoch, task.number), payload, position)
         ready = self._iteration.peek_payloads(transfer.ahead)
-        transfer.start_ahead([(BatchKey(epoch, task.number), payload) for task, payload in ready], position + 1)
+        transfer.start_ahead([(BatchKey(epoch, later.number), ahead) for later, ahead in ready], position + 1)
         return batch
 
     def _checksum(self, batch: Any) -> int:

@@ -132,12 +132,9 @@ class LocalEngine:
         """See `IterationEngine`."""
         for event in task.failures:
             self.bus.publish(event)
-            line = self._skipped.add(event) if isinstance(event, ev.SampleFailed) else ""
-            if line:
-                self._output.notify(line)
-        if task.failures:
-            task.failures.clear()
-            self._output.show()
+            self._output.notify(self._skipped.add(event))
+        self._output.show()
+        task.failures.clear()
 
     def notice(self, text: str) -> None:
         """See `IterationEngine`."""
@@ -146,9 +143,8 @@ class LocalEngine:
 
     def drain_output(self, epoch: int) -> None:
         """Print a notice if the epoch has skipped samples. Called at its end."""
-        line = self._skipped.exhausted(epoch)
-        if line:
-            self.notice(line)
+        self._output.notify(self._skipped.exhausted(epoch))
+        self._output.show()
 
     def close_iteration(self, epoch: int) -> None:
         """End an iteration."""

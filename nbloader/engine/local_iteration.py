@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from nbloader._util.bell import CONCURRENT_NEXT, Bell
 from nbloader.batch import chunking
-from nbloader.batch.payload import BatchPayload
+from nbloader.batch.payload import BatchOutcome, BatchPayload
 from nbloader.batch.task import ChunkedBatch, Task
 from nbloader.engine import timeouts
 from nbloader.engine.receiver import Awaited, why_ended
@@ -257,7 +257,7 @@ class LocalIteration:
 
     def _join(self, task: Task, chunks: ChunkSpec) -> Any:
         """Produce a batch in chunks, which have the same seeds as with workers, and join them."""
-        batch: ChunkedBatch[Any] = ChunkedBatch(task, chunks.size)
+        batch: ChunkedBatch[BatchOutcome] = ChunkedBatch(task, chunks.size)
         for chunk in batch.split(self._jobs):
             batch.add(chunk, self._run(chunk))
         collate_fn = None if chunks.collate_fn is None else seeded_collate(chunks.collate_fn, batch)

@@ -57,7 +57,7 @@ class LongWaits:
         self,
         loop: Loop,
         group: WorkerGroup,
-        dispatcher: Dispatcher[Any],
+        dispatcher: Dispatcher,
         gate: Gate,
         output: WorkerOutput,
         *,

@@ -12,7 +12,7 @@ import contextlib
 import itertools
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from nbloader._util.bell import Bell
 from nbloader.batch.payload import BatchPayload, JoinedPayload
@@ -127,7 +127,7 @@ class Receiver:
     def __init__(
         self,
         engine: ReceiverEngine,
-        state: IterationState[Any],
+        state: IterationState,
         plan: EpochPlan,
         window: Window,
         gate: Gate,

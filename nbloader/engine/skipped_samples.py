@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nbloader.events.failures import abbreviated
-from nbloader.events.records import SampleFailed
+from nbloader.events.records import Event, SampleFailed
 
 MAX_ERROR = 200
 """Maximum length of the error message in a notice, in characters."""
@@ -21,9 +21,16 @@ class SkippedSamples:
         self._most = 1
         self._counts: dict[int, int] = {}  # skipped samples of each open iteration
 
-    def add(self, event: SampleFailed) -> str:
-        """Count a sample whose batch is delivered. Returns the notice for the cell; "" if there is none."""
-        if event.done != "skipped":
+    def add(self, event: Event) -> str:
+        """Count a sample whose batch is delivered, if it was skipped.
+
+        Args:
+            event: What failed in the batch.
+
+        Returns:
+            The notice for the cell; "" if there is none.
+        """
+        if not isinstance(event, SampleFailed) or event.done != "skipped":
             return ""
         self._counts[event.epoch] = self._counts.get(event.epoch, 0) + 1
         if self._noticed:

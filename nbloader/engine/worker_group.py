@@ -101,7 +101,7 @@ class WorkerGroup:
     def __init__(
         self,
         publish: Callable[[ev.Event], None],
-        dispatcher: Dispatcher[Any],
+        dispatcher: Dispatcher,
         config: EngineConfig,
         *,
         on_message: Callable[[WorkerMessage], None],

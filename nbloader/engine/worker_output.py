@@ -33,8 +33,9 @@ class WorkerOutput:
         self._texts.append(Text(stream, text))
 
     def notify(self, text: str) -> None:
-        """Buffer a notice from the loader itself, for "stderr"."""
-        self.add("stderr", text)
+        """Buffer a notice from the loader itself, for "stderr", unless it is empty."""
+        if text:
+            self.add("stderr", text)
 
     def use_this_context(self) -> None:
         """Show output in the context of the caller, which is the cell that iterates."""

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 from nbloader._platform import open_files_limit, processes_limit
 from nbloader.events.records import BatchFailed, SampleFailed
@@ -26,8 +26,6 @@ class _NoBatch:
     """Base class of outcomes without a batch. See `BatchOutcome`."""
 
     __slots__ = ()
-    failed = True
-    empty = False
     samples = 0
     nbytes = 0
     produce_ns = 0
@@ -40,6 +38,8 @@ class _NoBatch:
 class WorkerFailure(_NoBatch):
     """The dataset or the collate function raised in a worker."""
 
+    failed: ClassVar[Literal[True]] = True
+    empty: ClassVar[Literal[False]] = False
     worker: int
     """Worker id; -1 for the notebook's own process."""
     pid: int
@@ -112,14 +112,16 @@ def samples_failed(
 class EmptyBatch(_NoBatch):
     """All samples of a batch were skipped, so that the consumer does not see the batch."""
 
-    failed = False
-    empty = True
+    failed: ClassVar[Literal[False]] = False
+    empty: ClassVar[Literal[True]] = True
 
 
 @dataclass(frozen=True, slots=True)
 class LoaderFailure(_NoBatch):
     """A batch could not be produced because of a problem in the loader, such as a worker that died."""
 
+    failed: ClassVar[Literal[True]] = True
+    empty: ClassVar[Literal[False]] = False
     error: Exception
 
     def to_event(self, now: int, epoch: int, number: int, indices: Any) -> BatchFailed | None:  # noqa: ARG002

@@ -20,16 +20,14 @@ import collections
 import itertools
 from collections import Counter
 from collections.abc import Callable, Collection
-from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias
 
+from nbloader.batch.payload import BatchOutcome
 from nbloader.batch.task import ChunkedBatch, Task
 from nbloader.sampling.shard_plan import ShardPlan
 from nbloader.scheduler.gate import Gate
-from nbloader.scheduler.iteration import Delivery, IterationState
+from nbloader.scheduler.iteration import Delivery, IterationState, ReorderBuffer
 from nbloader.scheduler.prefetch import Window
-from nbloader.scheduler.reorder_buffer import ReorderBuffer
-
-R = TypeVar("R")
 
 MAX_DEATHS = 3
 """Number of worker deaths after which the batch being processed is poisoned: an error is delivered in its place."""
@@ -85,7 +83,7 @@ _Key: TypeAlias = "tuple[int, int]"
 """(epoch, job number)"""
 
 
-class Dispatcher(Generic[R]):
+class Dispatcher:
     """Assigns batches to workers and puts their outcomes in order.
 
     Args:
@@ -100,7 +98,7 @@ class Dispatcher(Generic[R]):
         self.window = window
         self._gate = gate
         self._cancels_begun = cancels_begun
-        self.iterations: dict[int, IterationState[R]] = {}
+        self.iterations: dict[int, IterationState] = {}
         """Open iterations by number."""
         self.slots = 1
         """Number of worker ids."""
@@ -186,8 +184,8 @@ class Dispatcher(Generic[R]):
         first: int = 0,
         shards: ShardPlan | None = None,
         chunk_size: int = 0,
-        join: Callable[[ChunkedBatch[R]], R] | None = None,
-    ) -> IterationState[R]:
+        join: Callable[[ChunkedBatch[BatchOutcome]], BatchOutcome] | None = None,
+    ) -> IterationState:
         """Open an iteration; the others are parked until their consumers request batches again.
 
         Args:
@@ -262,7 +260,7 @@ class Dispatcher(Generic[R]):
                 self._assign_jobs(state, assigned)
         return [Assign(worker, tasks) for worker, tasks in assigned.items()]
 
-    def _assign_jobs(self, state: IterationState[R], assigned: dict[int, list[Task]]) -> None:
+    def _assign_jobs(self, state: IterationState, assigned: dict[int, list[Task]]) -> None:
         """Assign what waits to the workers whose turn it is; then what still waits to others that are soon idle."""
         depth = self.window.depth(state.reorder.reordering)
         self._assign_to(lambda task: self._in_turn(state, task, depth), state, assigned)
@@ -273,7 +271,7 @@ class Dispatcher(Generic[R]):
     def _assign_to(
         self,
         choose: Callable[[Task], int | None],
-        state: IterationState[R],
+        state: IterationState,
         assigned: dict[int, list[Task]],
     ) -> None:
         """Assign each waiting job to the worker that `choose` returns, if any, and if there is memory."""
@@ -299,7 +297,7 @@ class Dispatcher(Generic[R]):
             assigned.setdefault(worker, []).append(task)
         state.waiting = kept
 
-    def _affords(self, state: IterationState[R], task: Task, kept: Collection[Task]) -> bool:
+    def _affords(self, state: IterationState, task: Task, kept: Collection[Task]) -> bool:
         """Whether there is memory for a job that was taken from the queue. The next batch to deliver is always allowed.
 
         Args:
@@ -310,13 +308,13 @@ class Dispatcher(Generic[R]):
         unbegun = {other.number for other in (task, *kept, *state.waiting)}
         return task.number == state.reorder.missing or self.window.affords(state.outstanding - len(unbegun))
 
-    def _in_turn(self, state: IterationState[R], task: Task, depth: int) -> int | None:
+    def _in_turn(self, state: IterationState, task: Task, depth: int) -> int | None:
         """Return the worker whose turn a job is; None if it is not ready or has no room."""
         worker = self._by_slot.get(self._slot(state, task), -1)
         held = self._held.get(worker)
         return worker if held is not None and len(held) < depth else None
 
-    def _soon_idle(self, state: IterationState[R], task: Task, depth: int, absent: Counter[int]) -> int | None:
+    def _soon_idle(self, state: IterationState, task: Task, depth: int, absent: Counter[int]) -> int | None:
         """Return the worker with the fewest jobs, if it may take over a job whose turn is another worker's.
 
         It may if it holds fewer jobs than this:
@@ -342,7 +340,7 @@ class Dispatcher(Generic[R]):
         worker = min(self._held, key=lambda each: len(self._held[each]))
         return worker if len(self._held[worker]) < limit else None
 
-    def _slot(self, state: IterationState[R], task: Task) -> int:
+    def _slot(self, state: IterationState, task: Task) -> int:
         turn: int = task.job if state.shards is None else task.indices.shard
         return turn % self.slots
 
@@ -356,7 +354,7 @@ class Dispatcher(Generic[R]):
 
     # ---- results --------------------------------------------------------------------------------------------------
 
-    def result(self, worker: int, epoch: int, job: int, outcome: R, now: int) -> Task | None:
+    def result(self, worker: int, epoch: int, job: int, outcome: BatchOutcome, now: int) -> Task | None:
         """Accept or reject the outcome of a job.
 
         Args:
@@ -399,13 +397,13 @@ class Dispatcher(Generic[R]):
         state.shards.mark_exhausted(task.indices)
         state.skip(job, now)
 
-    def fail(self, task: Task, outcome: R, now: int) -> None:
+    def fail(self, task: Task, outcome: BatchOutcome, now: int) -> None:
         """Put an error in the place of a job that no worker holds."""
         state = self.iterations.get(task.epoch)
         if state is not None:
             state.put(task, outcome, now)
 
-    def redo(self) -> list[R]:
+    def redo(self) -> list[BatchOutcome]:
         """Requeue all batches that have arrived and were not taken, since the workers are about to be replaced.
 
         Returns:

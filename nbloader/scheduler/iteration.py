@@ -1,4 +1,4 @@
-"""The state of one iteration over the loader: its waiting batches, its reorder buffer and its counters.
+"""The state of one iteration over the loader: its waiting batches, the buffer that puts them in order, its counters.
 
 The thread that owns the dispatcher changes it, with two exceptions: the consumer takes batches from `ready`, and counts
 them in `taken`.
@@ -8,15 +8,127 @@ from __future__ import annotations
 
 import collections
 import contextlib
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
+from nbloader.batch.payload import BatchOutcome
 from nbloader.batch.task import ChunkedBatch, Task
 from nbloader.sampling.shard_plan import ShardPlan
-from nbloader.scheduler.reorder_buffer import ReorderBuffer
 
-R = TypeVar("R")
+T = TypeVar("T")
+
+
+class ReorderBuffer(Generic[T]):
+    """Holds numbered items until every earlier one has arrived. Then `put` or `skip` returns them.
+
+    Args:
+        in_order: False lets items leave in the order of their arrival (torch's `in_order=False`).
+        first: Number of the first item.
+    """
+
+    __slots__ = ("_early", "_gaps", "_next", "_seen_early", "in_order")
+
+    def __init__(self, *, in_order: bool = True, first: int = 0) -> None:
+        self.in_order = in_order
+        self._next = first
+        self._early: dict[int, T] = {}
+        self._gaps: set[int] = set()  # numbers above `_next` that have no item
+        self._seen_early: set[int] = set()  # only if not in order: numbers at or above `_next` that have arrived
+
+    @property
+    def missing(self) -> int:
+        """The lowest number that has not arrived."""
+        return self._next
+
+    @property
+    def reordering(self) -> int:
+        """Items that have arrived and wait for an earlier one."""
+        return len(self._early)
+
+    def has(self, number: int) -> bool:
+        """Whether the item of this number has arrived or was skipped, even if it has left since."""
+        return number < self._next or number in self._early or number in self._seen_early or number in self._gaps
+
+    def put(self, number: int, item: T) -> list[T]:
+        """Accept an item.
+
+        Returns:
+            The items that leave, in order; empty while an earlier one is missing.
+
+        Raises:
+            ValueError: This number has arrived before.
+        """
+        if self.has(number):
+            raise ValueError(f"item {number} has arrived before; the first missing one is {self._next}")
+        if not self.in_order:
+            self._see(number)
+            return [item]
+        if number != self._next:
+            self._early[number] = item
+            return []
+        freed = [item]
+        self._next += 1
+        while self._early and self._next in self._early:
+            freed.append(self._early.pop(self._next))
+            self._next += 1
+        return freed if not self._gaps else freed + self._pass_gaps()
+
+    def skip(self, number: int) -> list[T]:
+        """Skip a number for which there is no item, so that later items do not wait for it.
+
+        Returns:
+            The items that leave, in order.
+
+        Raises:
+            ValueError: This number has arrived before.
+        """
+        if self.has(number):
+            raise ValueError(f"item {number} has arrived before; the first missing one is {self._next}")
+        if not self.in_order:
+            self._see(number)
+            return []
+        self._gaps.add(number)
+        return self._pass_gaps()
+
+    def _pass_gaps(self) -> list[T]:
+        freed = []
+        while self._next in self._gaps or self._next in self._early:
+            if self._next in self._early:
+                freed.append(self._early.pop(self._next))
+            self._gaps.discard(self._next)
+            self._next += 1
+        return freed
+
+    def _see(self, number: int) -> None:
+        self._seen_early.add(number)
+        while self._next in self._seen_early:
+            self._seen_early.remove(self._next)
+            self._next += 1
+
+    def peek_early(self, count: int) -> list[T]:
+        """Return at most `count` of the items that wait for an earlier one, without taking them."""
+        return list(itertools.islice(self._early.values(), count))
+
+    def drain(self) -> list[T]:
+        """Remove and return the items that wait for an earlier one, so that their memory can be released."""
+        out = list(self._early.values())
+        self._early.clear()
+        return out
+
+    def forget(self, numbers: Iterable[int]) -> None:
+        """Forget that these items have arrived: they were discarded and will arrive again."""
+        again = set(numbers)
+        first = min(again, default=self._next)
+        if first < self._next:
+            passed = range(first, self._next)
+            if self.in_order:
+                self._gaps.update(number for number in passed if number not in again)
+            else:
+                self._seen_early.update(passed)
+            self._next = first
+        self._seen_early -= again
 
 
 class Delivery:
@@ -24,7 +136,7 @@ class Delivery:
 
     __slots__ = ("chunked", "in_flight", "outcome", "ready", "reordering", "task")
 
-    def __init__(self, task: Task, outcome: Any, chunked: ChunkedBatch[Any] | None = None) -> None:
+    def __init__(self, task: Task, outcome: BatchOutcome, chunked: ChunkedBatch[BatchOutcome] | None = None) -> None:
         self.task = task
         self.outcome = outcome
         """The payload, or the error in its place (a `BatchOutcome`)."""
@@ -39,7 +151,7 @@ class Delivery:
 
 
 @dataclass(slots=True)
-class IterationState(Generic[R]):
+class IterationState:
     """The batches of one iteration."""
 
     epoch: int
@@ -53,7 +165,7 @@ class IterationState(Generic[R]):
     """Shards of an iterable dataset; None for a map-style one."""
     chunk_size: int = 0
     """Samples per chunk if several workers produce one batch; 0 if batches are not chunked."""
-    join: Callable[[ChunkedBatch[R]], R] | None = None
+    join: Callable[[ChunkedBatch[BatchOutcome]], BatchOutcome] | None = None
     """Joins the outcomes of the chunks of a batch."""
     ready: collections.deque[Delivery] = field(default_factory=collections.deque, init=False)
     """Batches that can be delivered, in order. The consumer takes them from the left."""
@@ -70,7 +182,7 @@ class IterationState(Generic[R]):
     since."""
     jobs: int = field(default=0, init=False)
     """Job number of the next chunk."""
-    chunked: dict[int, ChunkedBatch[R]] = field(default_factory=dict, init=False)
+    chunked: dict[int, ChunkedBatch[BatchOutcome]] = field(default_factory=dict, init=False)
     """Batches that are produced in chunks and have not arrived as a whole, by batch number."""
 
     @property
@@ -132,7 +244,7 @@ class IterationState(Generic[R]):
         """Whether the outcome of this batch or chunk has arrived."""
         return self.reorder.has(task.number) if task.parent is None else task.parent.has(task)
 
-    def put(self, task: Task, outcome: R, now: int) -> None:
+    def put(self, task: Task, outcome: BatchOutcome, now: int) -> None:
         """Accept the outcome of a batch or chunk, and timestamp the batches that can be delivered in order now."""
         batch = task.parent
         if batch is None:
@@ -175,7 +287,7 @@ class IterationState(Generic[R]):
         )  # fmt: skip
         return delivery
 
-    def redo(self) -> list[R]:
+    def redo(self) -> list[BatchOutcome]:
         """Requeue all batches that have arrived but have not been taken.
 
         Returns:
@@ -202,7 +314,7 @@ class IterationState(Generic[R]):
         for task in tasks:
             self.enqueue(task)
 
-    def drain(self) -> list[R]:
+    def drain(self) -> list[BatchOutcome]:
         """End the iteration: remove and return the outcomes of batches and chunks, so that they can be discarded."""
         deliveries = [*self._take_ready(), *self.reorder.drain()]
         out = [delivery.outcome for delivery in deliveries]

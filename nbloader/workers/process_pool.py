@@ -41,9 +41,8 @@ from nbloader._util import rng
 from nbloader._util.signals import raised_by_handler
 from nbloader._util.user_warning import warn
 from nbloader.batch.payload import SegmentPayload
-from nbloader.batch.pickled_indices import pack_indices
 from nbloader.batch.pickling import NamePickler, dump
-from nbloader.batch.task import Task
+from nbloader.batch.task import Task, dump_task
 from nbloader.cache import process_cache
 from nbloader.errors import DatasetTransferError, NbloaderError
 from nbloader.events.failures import EmptyBatch, WorkerFailure
@@ -330,18 +329,6 @@ class ProcessHandle(WorkerHandle):
         if pid and not self.gone:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-
-
-def dump_task(task: Task, returned: list[int], *, by_name: bool = False) -> bytes:
-    """Pickle a task as the fields of `process_worker.TaskMessage`.
-
-    Args:
-        task: The task.
-        returned: Segments of the worker that are no longer in use.
-        by_name: See `pack_indices`.
-    """
-    indices = pack_indices(task.indices, by_name=by_name)
-    return pickle.dumps((task.epoch, task.job, indices, task.seed, returned, task.sequence, task.deaths), 5)
 
 
 # ---- the pool -----------------------------------------------------------------------------------------------------

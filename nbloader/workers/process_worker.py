@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 from nbloader._platform import exit_at_end_of
 from nbloader._util import rng
 from nbloader._util.output import flush
-from nbloader.batch.header import pack_header
-from nbloader.batch.pickled_indices import PickledIndices
+from nbloader.batch.payload import pack_header
 from nbloader.batch.pickling import pickle_by_name
+from nbloader.batch.task import ALONE_AFTER, PickledIndices, TaskMessage, read_task
 from nbloader.events.failures import EmptyBatch
 from nbloader.events.remote_errors import describe
 from nbloader.shm.segment import NO_SEGMENT, SegmentWriter
@@ -191,27 +191,6 @@ class HungUpError(Exception):
     """
 
 
-class TaskMessage(NamedTuple):
-    """The body of a TASK frame. It is sent as a plain tuple, which is smaller."""
-
-    epoch: int
-    job: int
-    """Job number of the batch or chunk."""
-    indices: Any
-    """What was drawn for the batch, as `pack_indices` returns it."""
-    seed: int
-    returned: list[int]
-    """Segments of this worker that are no longer in use in the notebook's process."""
-    sequence: int
-    """The position of the task in the sequence of tasks that were sent to this worker."""
-    deaths: int
-    """See `Task`."""
-
-
-def _read_task(body: Bytes) -> TaskMessage:
-    return tuple.__new__(TaskMessage, pickle.loads(body))  # takes half as long as calling the class
-
-
 class WorkerLoop:
     """The loop of a worker process.
 
@@ -319,7 +298,7 @@ class WorkerLoop:
                 continue
             if status.abandoned:
                 raise HungUpError
-            task = _read_task(body)
+            task = read_task(body)
             self._segments.give_back(task.returned)
             status.epoch, status.job = task.epoch, task.job
             return task
@@ -335,7 +314,7 @@ class WorkerLoop:
         kept: list[tuple[Bytes, TaskMessage]] = []
         for kind, body in self._pending:
             if kind == _TASK:
-                kept.append((body, _read_task(body)))
+                kept.append((body, read_task(body)))
                 continue
             if kind != _CANCEL:
                 self._process_note(kind, body)
@@ -489,7 +468,6 @@ class ConcurrentWorkerLoop:
 
     def next_batch(self) -> QueuedBatch | None:
         """See `BatchSource`."""
-        from nbloader.batch.task import ALONE_AFTER
         from nbloader.workers.sample_loop import QueuedBatch
 
         worker = self._worker
@@ -498,7 +476,7 @@ class ConcurrentWorkerLoop:
             if kind != _TASK:
                 worker._process_note(kind, body)
                 continue
-            task = _read_task(body)
+            task = read_task(body)
             worker._segments.give_back(task.returned)
             return QueuedBatch(task, task.epoch, task.job, task.indices, task.seed, task.deaths >= ALONE_AFTER)
         return None

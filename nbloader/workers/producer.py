@@ -27,8 +27,7 @@ from nbloader.batch.collate import (
     collate_samples,
     convert,
 )
-from nbloader.batch.header import MEASURE_CPU_EVERY, MEASURE_NS, NOT_MEASURED, BatchHeader
-from nbloader.batch.payload import LocalPayload
+from nbloader.batch.payload import MEASURE_CPU_EVERY, MEASURE_NS, NOT_MEASURED, BatchHeader, LocalPayload
 from nbloader.batch.rows import Selection
 from nbloader.batch.serialize import ArrayToBeTensor, EncodedBatch, PlannedArrays, encode_object, tensor_of
 from nbloader.batch.task import Task

@@ -37,7 +37,7 @@ from typing import Any, NamedTuple, Protocol
 
 from nbloader._platform.event_loop import new_event_loop
 from nbloader._util.rng import seed_task
-from nbloader.batch.pickled_indices import load_indices
+from nbloader.batch.task import load_indices
 from nbloader.errors import DatasetTransferError
 from nbloader.events.remote_errors import SampleFailure
 from nbloader.sampling.index_arrays import IndexArray, as_drawn, part_of

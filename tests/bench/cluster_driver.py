@@ -22,7 +22,7 @@ from light import Numbers
 import nbloader
 from nbloader import DataLoader
 from nbloader.batch.collate import collate_samples
-from nbloader.batch.header import BatchHeader, pack_header
+from nbloader.batch.payload import BatchHeader, pack_header
 from nbloader.batch.serialize import PlannedArrays
 from nbloader.shm.segment import NO_SEGMENT
 from nbloader.workers import registry

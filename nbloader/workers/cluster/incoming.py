@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from nbloader.batch.header import BatchHeader, pack_header, unpack_header
-from nbloader.batch.payload import PayloadSource, SegmentPayload
+from nbloader.batch.payload import BatchHeader, PayloadSource, SegmentPayload, pack_header, unpack_header
 from nbloader.events import NodeTransfer
 from nbloader.shm.segment import NO_SEGMENT, Block, FreeSegments, SegmentReader, anonymous_file, segment_size
 from nbloader.workers.cluster.clock import ClockOffset

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Protocol
 
 from nbloader._platform import process_space
 from nbloader._util.format import megabytes
-from nbloader.batch.header import unpack_header
+from nbloader.batch.payload import unpack_header
 from nbloader.errors import NbloaderError, WorkerStartError
 from nbloader.events import Machine
 from nbloader.events.failures import LoaderFailure

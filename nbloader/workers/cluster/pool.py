@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from nbloader._util.signals import raised_by_handler
-from nbloader.batch.pickled_indices import pack_indices
-from nbloader.batch.task import Task
+from nbloader.batch.task import Task, pack_indices
 from nbloader.errors import DatasetTransferError, NbloaderError, WorkerStartError
 from nbloader.transport.environment import Environment
 from nbloader.transport.process_setup import PicklingFailure, ProcessSetup, pickle_parts
