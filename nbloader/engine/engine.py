@@ -216,8 +216,6 @@ class Engine:
         while True:
             kind = self._group.kind
             setup = self._group.pack(kind, dataset, collate_fn, worker_init_fn, on_error)
-            if setup is None:
-                return False
             differs = self._loop.ask(self._load, kind, setup)
             if differs is not None:
                 return differs

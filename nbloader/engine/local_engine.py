@@ -27,9 +27,8 @@ from nbloader.metrics.usage_probe import WorkerThread
 from nbloader.sampling.epoch_plan import EpochPlan
 from nbloader.scheduler.gate import Gate
 from nbloader.transport import stack_probe
-from nbloader.workers.api import LocalSetup
 from nbloader.workers.local_producer import LocalProducer
-from nbloader.workers.spec import WorkerSpec
+from nbloader.workers.spec import Parts, WorkerSpec
 
 _clock = time.perf_counter_ns
 
@@ -61,7 +60,7 @@ class LocalEngine:
         """Stays empty: the faults that it looks for need several workers."""
         self.draws_by_worker = draws_by_worker
         self._spec = spec
-        self._setup: LocalSetup | None = None
+        self._setup: Parts | None = None
         self._iterations: dict[int, LocalIteration] = {}
         self.gate = gate
         """See `Engine.gate`."""
@@ -87,7 +86,7 @@ class LocalEngine:
         """
         if self.closed:
             raise LoaderClosedError(CLOSED)
-        old, self._setup = self._setup, LocalSetup(dataset, collate_fn, worker_init_fn, on_error)
+        old, self._setup = self._setup, Parts(dataset, collate_fn, worker_init_fn, on_error)
         return old is not None and old.identity != self._setup.identity
 
     def replace_all(self, *, keep: bool = True) -> None:

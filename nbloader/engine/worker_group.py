@@ -141,9 +141,7 @@ class WorkerGroup:
 
     # ---- start --------------------------------------------------------------------------------------------------
 
-    def pack(
-        self, kind: WorkerKind, dataset: Any, collate_fn: Any, worker_init_fn: Any, on_error: Any
-    ) -> WorkerSetup | None:
+    def pack(self, kind: WorkerKind, dataset: Any, collate_fn: Any, worker_init_fn: Any, on_error: Any) -> WorkerSetup:
         """Pack the dataset and functions for new workers. Called on the consumer's thread: user code runs.
 
         Args:
@@ -153,16 +151,10 @@ class WorkerGroup:
             worker_init_fn: See `WorkerKind.pack`.
             on_error: See `WorkerKind.pack`.
 
-        Returns:
-            The setup; None if the present setup holds the same dataset and functions.
-
         Raises:
             DatasetTransferError: The dataset or a function cannot be sent to workers; or the dataset is a generator, of
                 which each forked worker would yield everything.
         """
-        old = self._setup
-        if old is not None and kind.connected and old.holds(dataset, collate_fn, worker_init_fn, on_error):
-            return None
         setup = kind.pack(dataset, collate_fn, worker_init_fn, on_error)
         if isinstance(dataset, GeneratorType) and len(self._slots) > 1 and kind.inherits(setup):
             raise DatasetTransferError(
@@ -177,13 +169,10 @@ class WorkerGroup:
         """Choose the setup that new workers receive. Running workers keep the previous setup until they are restarted.
 
         Returns:
-            Whether the setup differs from the previous one (False the first time).
+            Whether the setup holds other objects than the previous one (False the first time).
         """
-        old = self._setup
-        same = old is not None and old.identity == setup.identity
-        if not (same and setup.self_contained):  # otherwise keep the old one and the processes that it has started
-            self._setup = setup
-        if old is None or same:
+        old, self._setup = self._setup, setup
+        if old is None or old.identity == setup.identity:
             return False
         self.init_error = None  # it came from the previous setup
         self._dispatcher.round_robin = self._config.round_robin  # until the new workers are ready

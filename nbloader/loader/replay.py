@@ -33,7 +33,6 @@ from nbloader.events.remote_errors import add_note, rebuild
 from nbloader.sampling.epoch_order import EpochOrder, NotKeptError
 from nbloader.sampling.epoch_plan import ChunkSpec
 from nbloader.sampling.index_arrays import as_drawn, part_of
-from nbloader.workers.api import LocalSetup
 from nbloader.workers.in_process import (
     OWN_GENERATORS,
     FailedSample,
@@ -50,7 +49,7 @@ from nbloader.workers.producer import Producer
 from nbloader.workers.reachable import holds_generator
 from nbloader.workers.registry import create_kind
 from nbloader.workers.seeding import Seed, Seeding, private
-from nbloader.workers.spec import WorkerSpec
+from nbloader.workers.spec import Parts, WorkerSpec
 from nbloader.workers.status import LocalStatus, WorkerState
 
 if TYPE_CHECKING:
@@ -544,7 +543,7 @@ class ReplayedBatch:
         spec = replace(setup.spec, kind="thread", num_workers=1, seed=self._base_seed, concurrency=setup.concurrency)
         functions = setup.collate_fn, setup.worker_init_fn, setup.on_error
         pool = create_kind(spec).create_pool()
-        handle = pool.start(0, spec, LocalSetup(setup.dataset, *functions))
+        handle = pool.start(0, spec, Parts(setup.dataset, *functions))
         outcomes: dict[int, Outcome] = {}
         try:
             while len(outcomes) < len(tasks):

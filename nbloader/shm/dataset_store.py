@@ -151,26 +151,3 @@ def _fd_of(storage: Any) -> tuple[int, int]:
         return (fd, size) if os.fstat(fd).st_size >= size else (-1, 0)
     except (AttributeError, OSError, RuntimeError, TypeError, ValueError):
         return -1, 0
-
-
-class Origin:
-    """The identity of a buffer's memory: equal for the same memory of the same object, as long as the object lives."""
-
-    def __init__(self, raw: memoryview) -> None:
-        self._span = address_of(raw), raw.nbytes
-        self._owner = _reference(owner_of(raw))
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Origin):
-            return NotImplemented
-        owner = self._owner()
-        return self._span == other._span and owner is not None and owner is other._owner()
-
-    __hash__ = None  # type: ignore[assignment]
-
-
-def _reference(owner: Any) -> Any:
-    try:
-        return weakref.ref(owner)
-    except TypeError:  # bytes and similar objects have no weak references
-        return lambda: owner

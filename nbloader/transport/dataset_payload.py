@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from nbloader.batch.pickling import dump_to
-from nbloader.shm.dataset_store import SHARE_FROM, Origin, Store, file_of
+from nbloader.shm.dataset_store import SHARE_FROM, Store, file_of
 from nbloader.shm.spill_file import SpillFile
 from nbloader.transport.mp_objects import SharingPickler, Spawning
 
@@ -101,12 +101,6 @@ class SharedPickle:
         """The pickle; empty if the pickle is large and in a file."""
         self.nbytes = self._file.size
         """Size of the pickle without the large arrays."""
-        self.identity = (
-            self.data, self._file.digest, [Origin(raw) for raw in buffers], self.spawning.identity
-        )  # fmt: skip
-        """Equal for two pickles of an object that did not change in between, apart from in-place writes to arrays."""
-        self.self_contained = not (buffers or self.spawning.fds)
-        """Whether the pickle holds the whole object."""
         self._buffers = buffers
         self._files: Files | None = None
         self._kept: list[Any] = []

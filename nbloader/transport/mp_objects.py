@@ -19,7 +19,6 @@ import threading
 import weakref
 from collections.abc import Callable
 from multiprocessing import context, reduction
-from types import FunctionType
 from typing import Any, NamedTuple
 
 from nbloader._platform.descriptors import close_all, open_into
@@ -96,11 +95,6 @@ class Spawning:
         open_into(self.fds, os.dup, fd)
         return len(self.fds) - 1
 
-    @property
-    def identity(self) -> list[tuple[int, int]]:
-        """Device and inode of each descriptor. Equal if the descriptors refer to the same files."""
-        return [(stat.st_dev, stat.st_ino) for stat in map(os.fstat, self.fds)]
-
     def __enter__(self) -> Spawning:
         """Begin pickling for a worker."""
         self._before = context.get_spawning_popen()
@@ -141,22 +135,7 @@ class SharingPickler(Pickler):
                 reduce = None
         if reduce is not None:
             return reduce(obj)
-        reduced = super().reducer_override(obj)
-        return _without_submodules_of_numpy(reduced) if type(obj) is FunctionType else reduced
-
-
-def _without_submodules_of_numpy(reduced: Any) -> Any:
-    """Remove the submodules that NumPy imports on first use from cloudpickle's reduction of a notebook's function.
-
-    cloudpickle names the submodules of `np` that this process happens to have imported and whose names the code uses.
-    `torch.optim` imports `numpy.random`. After that, a dataset that draws from it, or only from `random`, would have a
-    different pickle, and its workers would be replaced before the next epoch.
-    """
-    if isinstance(reduced, tuple):  # else it is pickled by name
-        _attributes, slots = reduced[2]
-        found = slots.get("_cloudpickle_submodules", ())
-        slots["_cloudpickle_submodules"] = [module for module in found if module.__name__ not in _IMPORTED_BY_NUMPY]
-    return reduced
+        return super().reducer_override(obj)
 
 
 def _is_unnamed_lock(obj: Any) -> bool:
@@ -169,8 +148,6 @@ def _is_unnamed_lock(obj: Any) -> bool:
     return synchronize is not None and issubclass(type(obj), synchronize.SemLock) and obj._semlock.name is None
 
 
-_IMPORTED_BY_NUMPY = frozenset(f"numpy.{name}" for name in ("fft", "linalg", "ma", "polynomial", "random", "testing"))
-"""Submodules that `numpy` imports when they are first used, apart from those that it always imports."""
 _GENERATORS = frozenset({"Random", "RandomState", "Generator"})
 """Names of the types of random generators."""
 

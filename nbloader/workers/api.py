@@ -20,7 +20,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from nbloader.batch.task import Task
 from nbloader.errors import NbloaderError
@@ -28,7 +28,7 @@ from nbloader.events.gauges import FetchProgress, WorkerGauge
 from nbloader.events.stack_samples import StackCount
 from nbloader.sampling.index_arrays import IndexArray
 from nbloader.workers.messages import WorkerMessage
-from nbloader.workers.spec import WorkerSpec
+from nbloader.workers.spec import Parts, WorkerSpec
 from nbloader.workers.status import WorkerState, WorkerStatus
 
 if TYPE_CHECKING:
@@ -262,44 +262,11 @@ def _sample(indices: Any, position: int) -> Any:
 
 
 class WorkerSetup(Protocol):
-    """What workers are given when they start: dataset, `collate_fn`, `worker_init_fn` and `on_error`."""
-
-    @property
-    def identity(self) -> Any:
-        """A value that is equal for two setups if workers that were given one of them need not be given the other."""
-
-    @property
-    def self_contained(self) -> bool:
-        """Whether `identity` covers everything: new workers may be given either of two setups with equal identities."""
-
-    def holds(self, *parts: Any) -> bool:
-        """Whether the setup was made from these parts, and they have not changed since.
-
-        Returns False if this cannot be determined without packing another setup.
-        """
-
-
-class LocalSetup(NamedTuple):
-    """The setup of workers in this process: the objects themselves."""
-
-    dataset: Any
-    collate_fn: Any
-    worker_init_fn: Any
-    on_error: Any
+    """`Parts` in the form in which workers of a kind are given them."""
 
     @property
     def identity(self) -> tuple[int, ...]:
-        """See `WorkerSetup`."""
-        return tuple(map(id, self))
-
-    @property
-    def self_contained(self) -> bool:
-        """See `WorkerSetup`."""
-        return True
-
-    def holds(self, *parts: Any) -> bool:
-        """See `WorkerSetup`."""
-        return self.identity == tuple(map(id, parts))
+        """A value that is equal for two setups of the same objects."""
 
 
 class WorkerPool(ABC):
@@ -477,7 +444,7 @@ class WorkerKind(ABC):
         Raises:
             DatasetTransferError: They cannot be sent to workers of this kind.
         """
-        return LocalSetup(dataset, collate_fn, worker_init_fn, on_error)
+        return Parts(dataset, collate_fn, worker_init_fn, on_error)
 
     def inherits(self, setup: Any) -> bool:  # noqa: ARG002 - optional
         """Whether workers inherit the setup by being forked, so that only new workers see its current state.

@@ -21,11 +21,11 @@ from nbloader.events.gauges import FetchProgress
 from nbloader.events.remote_errors import SampleFailure
 from nbloader.events.stack_samples import StackCount
 from nbloader.sampling.shard_plan import ShardPlan
-from nbloader.workers.api import LocalSetup, fetch_progress
+from nbloader.workers.api import fetch_progress
 from nbloader.workers.iterable_fetcher import IterableFetcher
 from nbloader.workers.producer import Producer
 from nbloader.workers.seeding import Seeding
-from nbloader.workers.spec import WorkerSpec
+from nbloader.workers.spec import Parts, WorkerSpec
 from nbloader.workers.status import PRODUCING, LocalStatus, WorkerState
 from nbloader.workers.thread_sampler import ThreadSampler
 from nbloader.workers.worker_info import NotebookContext
@@ -53,7 +53,7 @@ class LocalProducer:
         shards: Receives the states of an iterable dataset's iterators; None if the dataset is map-style.
     """
 
-    def __init__(self, setup: LocalSetup, spec: WorkerSpec, shards: ShardPlan | None) -> None:
+    def __init__(self, setup: Parts, spec: WorkerSpec, shards: ShardPlan | None) -> None:
         self._context = NotebookContext()
         self._status = LocalStatus(os.getpid(), WorkerState.IDLE)
         self._roots = setup.dataset, setup.collate_fn, setup.on_error

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from nbloader._util import rng
 from nbloader._util.import_hooks import when_imported
@@ -17,21 +17,13 @@ from nbloader.transport.dataset_payload import Files, load_shared
 from nbloader.workers.bootstrap import WorkerStart
 from nbloader.workers.fetcher import is_async
 from nbloader.workers.reachable import holds_generator
+from nbloader.workers.spec import Parts
 from nbloader.workers.worker_info import (
     ProcessContext,
     WorkerInfo,
     collate_tensors_in_private_memory,
     set_torch_worker_info,
 )
-
-
-class Parts(NamedTuple):
-    """One copy of the dataset and functions that a worker is sent."""
-
-    dataset: Any
-    collate_fn: Any
-    worker_init_fn: Any
-    on_error: Any
 
 
 class PartsSource(Protocol):

@@ -50,15 +50,16 @@ from nbloader.events.remote_errors import SampleFailure
 from nbloader.shm.segment import SegmentReader, anonymous_file
 from nbloader.transport.channel import MAX_FDS, ROUND_ROBIN, Bytes, Channel, Kind
 from nbloader.transport.child_process import use_outputs
+from nbloader.transport.dataset_payload import SharedPickle
 from nbloader.transport.environment import Environment
 from nbloader.transport.interpreter import start_interpreter, worker_environment
 from nbloader.transport.mp_objects import InheritedState
-from nbloader.transport.process_setup import ProcessSetup
+from nbloader.transport.process_setup import pickle_parts
 from nbloader.transport.stack_probe import StackPipe
 from nbloader.transport.zygote import CleanZygote, ForkedZygote, Zygote, redirect_streams, reopen_files
 from nbloader.transport.zygote_process import LIFELINE, Run, WorkerFds
 from nbloader.workers import process_worker
-from nbloader.workers.api import LocalSetup, OutputTail, WorkerHandle, WorkerKind, WorkerPool
+from nbloader.workers.api import OutputTail, WorkerHandle, WorkerKind, WorkerPool
 from nbloader.workers.bootstrap import InitMessage, WorkerStart
 from nbloader.workers.fork_safety import threaded_package
 from nbloader.workers.messages import (
@@ -75,10 +76,9 @@ from nbloader.workers.messages import (
     WorkerLaunched,
     WorkerMessage,
 )
-from nbloader.workers.parts import Parts
 from nbloader.workers.run_state import RunState, RunStateReader
 from nbloader.workers.seeders import dump_seeders
-from nbloader.workers.spec import WorkerSpec
+from nbloader.workers.spec import Parts, WorkerSpec
 from nbloader.workers.status import PRODUCING, SHARED_STATUS_SIZE, SharedStatus, WorkerState
 
 if HAS_ZYGOTES:
@@ -97,28 +97,17 @@ MAX_DYING = 4
 """Maximum number of killed processes that may still be exiting when another process is started."""
 
 
-class ForkSetup:
-    """The setup of workers that are forked from this process: the objects themselves.
+class ProcessSetup(NamedTuple):
+    """The setup of workers that inherit nothing: the dataset and functions, pickled once for all of them."""
 
-    Args:
-        parts: The objects.
-    """
-
-    self_contained = True
-    """See `WorkerSetup`."""
-
-    def __init__(self, parts: LocalSetup) -> None:
-        importlib.import_module("numpy.random")  # otherwise each worker would import it to seed its generator
-        self.parts = parts
+    pickled: SharedPickle
+    parts: Parts | None = None
+    """What was pickled; None on another machine."""
 
     @property
-    def identity(self) -> tuple[Any, ...]:
+    def identity(self) -> tuple[int, ...]:
         """See `WorkerSetup`."""
-        return self.parts.identity
-
-    def holds(self, *parts: Any) -> bool:
-        """See `WorkerSetup`."""
-        return self.parts.holds(*parts)
+        return () if self.parts is None else self.parts.identity
 
 
 class ProcessKind(WorkerKind):
@@ -133,16 +122,16 @@ class ProcessKind(WorkerKind):
         self.forks = spec.start_method == "fork"
         """Whether workers are forked from this process. It becomes False once forked workers have hung."""
 
-    def pack(self, dataset: Any, collate_fn: Any, worker_init_fn: Any, on_error: Any) -> ProcessSetup | ForkSetup:
+    def pack(self, dataset: Any, collate_fn: Any, worker_init_fn: Any, on_error: Any) -> ProcessSetup | Parts:
         """Pickle the dataset and functions, unless workers are forked from this process.
 
         Raises:
             DatasetTransferError: The dataset or a function cannot be pickled, and workers must not be forked.
         """
-        parts = LocalSetup(dataset, collate_fn, worker_init_fn, on_error)
+        parts = Parts(dataset, collate_fn, worker_init_fn, on_error)
         if self.forks and self.spec.may_heal and (package := threaded_package(*parts)):
             with contextlib.suppress(DatasetTransferError):  # it is forked nevertheless
-                setup = ProcessSetup(*parts)
+                setup = ProcessSetup(pickle_parts(*parts), parts)
                 self.forks = False
                 warn(
                     f"the dataset uses {package}, whose threads do not survive a fork: its workers are new "
@@ -150,11 +139,11 @@ class ProcessKind(WorkerKind):
                     "workers that are copies of this process nevertheless."
                 )
                 return setup
-        return ForkSetup(parts) if self.forks else ProcessSetup(*parts)
+        return parts if self.forks else ProcessSetup(pickle_parts(*parts), parts)
 
     def inherits(self, setup: Any) -> bool:
         """See `WorkerKind`."""
-        return isinstance(setup, ForkSetup)
+        return isinstance(setup, Parts)
 
     def keeps_pool(self, setup: Any) -> bool:
         """See `WorkerKind`. A clean zygote forks the workers of the next epoch, too."""
@@ -162,7 +151,7 @@ class ProcessKind(WorkerKind):
 
     def clean(self, setup: Any) -> ProcessSetup | None:
         """See `WorkerKind`."""
-        return ProcessSetup(*setup.parts) if isinstance(setup, ForkSetup) and self.spec.may_heal else None
+        return ProcessSetup(pickle_parts(*setup), setup) if isinstance(setup, Parts) and self.spec.may_heal else None
 
     def stop_inheriting(self) -> None:
         """See `WorkerKind`."""
@@ -364,14 +353,14 @@ class ProcessPool(WorkerPool):
         """See `WorkerPool` (epoll and kqueue can be nested)."""
         return self._selector.fileno()
 
-    def start(self, worker: int, spec: WorkerSpec, setup: ProcessSetup | ForkSetup) -> ProcessHandle:
+    def start(self, worker: int, spec: WorkerSpec, setup: ProcessSetup | Parts) -> ProcessHandle:
         """See `WorkerPool`.
 
         Raises:
             OSError: The system provides no process, pipe or memory.
         """
         self._await_dying()
-        forked = isinstance(setup, ForkSetup)
+        forked = isinstance(setup, Parts)
         start = WorkerStart(worker, spec if forked or spec.seeders else replace(spec, seeders=dump_seeders()))
         if isinstance(setup, ProcessSetup):
             setup.pickled.files()  # raises here if they do not fit into memory
@@ -418,14 +407,14 @@ class ProcessPool(WorkerPool):
             close_all(self._handed)
         return handle
 
-    def _zygote_for(self, setup: ProcessSetup | ForkSetup) -> Zygote:
+    def _zygote_for(self, setup: ProcessSetup | Parts) -> Zygote:
         """Return the process that a worker with this setup is forked from.
 
         Raises:
             OSError: It has ended, or cannot be started.
         """
         present = self._zygote
-        if isinstance(setup, ForkSetup):
+        if isinstance(setup, Parts):
             if not isinstance(present, ForkedZygote):
                 raise BrokenPipeError("there is no process that workers are forked from")
             return present
@@ -465,12 +454,12 @@ class ProcessPool(WorkerPool):
             handle.child.kill()
             handle.child.wait()
 
-    def missing(self, setup: ProcessSetup | ForkSetup, seed: int) -> Callable[[], Any] | None:
+    def missing(self, setup: ProcessSetup | Parts, seed: int) -> Callable[[], Any] | None:
         """See `WorkerPool`. This process is forked on the consumer's thread only."""
         if not self._stale and self.can_start(setup):
             return None
-        if isinstance(setup, ForkSetup):
-            return functools.partial(_fork, setup.parts, seed)
+        if isinstance(setup, Parts):
+            return functools.partial(_fork, setup, seed)
         return Environment.of_this_process
 
     def inherit(self, inherited: ForkedZygote | Environment) -> None:
@@ -486,9 +475,9 @@ class ProcessPool(WorkerPool):
         if isinstance(inherited, ForkedZygote):
             inherited.close()
 
-    def can_start(self, setup: ProcessSetup | ForkSetup) -> bool:
+    def can_start(self, setup: ProcessSetup | Parts) -> bool:
         """See `WorkerPool`."""
-        if not isinstance(setup, ForkSetup):
+        if not isinstance(setup, Parts):
             return self._environment is not None
         return isinstance(self._zygote, ForkedZygote) and self._zygote.alive and not self._stale
 
@@ -874,13 +863,14 @@ def _report_output(handle: ProcessHandle, fd: int, end: int, messages: list[Work
     messages.append(OutputText(handle.uid, output.name, text))
 
 
-def _fork(parts: LocalSetup, seed: int) -> ForkedZygote:
+def _fork(parts: Parts, seed: int) -> ForkedZygote:
     """Fork this process, on the calling thread. Returns the process that workers are forked from.
 
     Raises:
         OSError: There is not enough memory, or there are too many processes or open files.
         ZygoteHungError: See `ForkedZygote`.
     """
+    importlib.import_module("numpy.random")  # otherwise each worker would import it to seed its generator
     process_cache.share()  # a cache that is created after the fork would not be shared
     zygote = ForkedZygote()
     try:
@@ -891,7 +881,7 @@ def _fork(parts: LocalSetup, seed: int) -> ForkedZygote:
     return zygote
 
 
-def _forked_worker(parts: LocalSetup) -> Run:
+def _forked_worker(parts: Parts) -> Run:
     """Return what a worker that is forked from this process runs."""
     # `Process` resets the state of `multiprocessing` in the worker, such as the finalizers of this process.
     process = multiprocessing.Process()
@@ -904,7 +894,7 @@ def _forked_worker(parts: LocalSetup) -> Run:
         start: WorkerStart = pickle.loads(body)
         process.name = f"Process-{start.worker + 1}"
         process.run = functools.partial(  # type: ignore[method-assign]
-            process_worker.main_forked, fds.sock, fds.status, fds.stack, start, Parts(*parts)
+            process_worker.main_forked, fds.sock, fds.status, fds.stack, start, parts
         )
         code = process._bootstrap(end_of_process(notebook))  # type: ignore[attr-defined]
         if code:

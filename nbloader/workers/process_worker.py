@@ -40,10 +40,11 @@ from nbloader.transport.mp_objects import run_finalizers
 from nbloader.workers.bootstrap import InitMessage, WorkerStart
 from nbloader.workers.fetcher import is_async
 from nbloader.workers.line_sampler import LineSampler
-from nbloader.workers.parts import InheritedParts, Parts, PartsSource, PickledParts, WorkerParts
+from nbloader.workers.parts import InheritedParts, PartsSource, PickledParts, WorkerParts
 from nbloader.workers.producer import ProducedBatch, Producer, SegmentStore
 from nbloader.workers.seeders import load_seeders
 from nbloader.workers.seeding import Seed, Seeding, keep_state
+from nbloader.workers.spec import Parts
 from nbloader.workers.status import SHARED_STATUS_SIZE, SharedStatus, WorkerState, WorkerStatus, is_abandoned
 from nbloader.workers.worker_info import ProcessContext, forget_use
 

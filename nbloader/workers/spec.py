@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nbloader._platform import START_METHODS
 
 if TYPE_CHECKING:  # not needed by most worker processes, which import this module
     from nbloader.sampling.shard_plan import IterableOptions
     from nbloader.workers.ray_options import RayOptions
+
+
+class Parts(NamedTuple):
+    """What workers are given when they start: the dataset and the functions."""
+
+    dataset: Any
+    collate_fn: Any
+    worker_init_fn: Any
+    on_error: Any
+
+    @property
+    def identity(self) -> tuple[int, ...]:
+        """See `WorkerSetup`."""
+        return tuple(map(id, self))
 
 
 def _default_start_method() -> str:

@@ -31,7 +31,7 @@ from nbloader.errors import DatasetTransferError
 from nbloader.events.remote_errors import describe, user_traceback
 from nbloader.events.stack_samples import StackCount
 from nbloader.transport import stack_probe
-from nbloader.workers.api import LocalSetup, WorkerHandle, WorkerKind, WorkerPool
+from nbloader.workers.api import WorkerHandle, WorkerKind, WorkerPool
 from nbloader.workers.fetcher import is_async, shallow_copy
 from nbloader.workers.iterable_fetcher import IterableFetcher
 from nbloader.workers.message_queue import MessageQueue
@@ -49,7 +49,7 @@ from nbloader.workers.messages import (
 from nbloader.workers.producer import Producer
 from nbloader.workers.reachable import holds_generator
 from nbloader.workers.seeding import Seeding, private
-from nbloader.workers.spec import WorkerSpec
+from nbloader.workers.spec import Parts, WorkerSpec
 from nbloader.workers.status import LocalStatus, WorkerAbandonedError, WorkerState
 from nbloader.workers.thread_context import ThreadContext
 from nbloader.workers.thread_sampler import ThreadSampler
@@ -74,7 +74,7 @@ class ThreadKind(WorkerKind):
 
     reads_iterables: ClassVar[bool] = True
 
-    def pack(self, dataset: Any, collate_fn: Any, worker_init_fn: Any, on_error: Any) -> LocalSetup:
+    def pack(self, dataset: Any, collate_fn: Any, worker_init_fn: Any, on_error: Any) -> Parts:
         """See `WorkerKind`.
 
         Raises:
@@ -91,7 +91,7 @@ class ThreadKind(WorkerKind):
                     f"copy, and copy.copy(dataset) raises {type(error).__name__}: {error}. Pass an object whose "
                     "__iter__ returns a fresh iterator, or use num_workers=0 (with prefetch=2 one thread reads ahead)"
                 ) from error
-        return LocalSetup(dataset, collate_fn, worker_init_fn, on_error)
+        return Parts(dataset, collate_fn, worker_init_fn, on_error)
 
     def create_pool(self) -> ThreadPool:
         """See `WorkerKind`."""
@@ -227,7 +227,7 @@ class ThreadPool(WorkerPool):
         """See `WorkerPool`."""
         return self._messages.fileno()
 
-    def start(self, worker: int, spec: WorkerSpec, setup: LocalSetup) -> ThreadHandle:
+    def start(self, worker: int, spec: WorkerSpec, setup: Parts) -> ThreadHandle:
         """See `WorkerPool`.
 
         Raises:
@@ -326,7 +326,7 @@ class ThreadWorker:
         self,
         handle: ThreadHandle,
         spec: WorkerSpec,
-        setup: LocalSetup,
+        setup: Parts,
         messages: MessageQueue,
     ) -> None:
         self._handle = handle
@@ -362,7 +362,7 @@ class ThreadWorker:
             self._messages.put(OutputText(handle.uid, "stderr", handle.traceback))
         self._messages.put(WorkerGone(handle.uid, code))
 
-    def _own_setup(self) -> LocalSetup:
+    def _own_setup(self) -> Parts:
         """Return the setup of this thread, with copies of what threads must not share.
 
         Objects that are seeded for each batch are copied (`seeding.private`). Threads need shallow copies of an

@@ -31,7 +31,6 @@ from nbloader.events.failures import LoaderFailure
 from nbloader.shm.segment import SegmentReader
 from nbloader.transport.dataset_payload import PickleParts, SharedPickle
 from nbloader.transport.environment import Environment
-from nbloader.transport.process_setup import ProcessSetup
 from nbloader.workers.cluster.protocol import (
     BatchBegin,
     CancelTasks,
@@ -54,7 +53,7 @@ from nbloader.workers.cluster.protocol import (
     SubmitTasks,
 )
 from nbloader.workers.messages import BatchDone, ShardExhausted, WorkerGone, WorkerMessage
-from nbloader.workers.process_pool import ProcessHandle, ProcessPool
+from nbloader.workers.process_pool import ProcessHandle, ProcessPool, ProcessSetup
 
 _clock = time.perf_counter_ns
 
@@ -151,7 +150,7 @@ class Node:
         pickled = SharedPickle.received(
             PickleParts(memoryview(parts.data), [memoryview(buffer) for buffer in parts.buffers])
         )
-        self._setups[command.version] = ProcessSetup.received(pickled)
+        self._setups[command.version] = ProcessSetup(pickled)
 
     def _start(self, command: StartWorker) -> None:
         try:

@@ -15,7 +15,7 @@ from nbloader._util.signals import raised_by_handler
 from nbloader.batch.task import Task, pack_indices
 from nbloader.errors import DatasetTransferError, NbloaderError, WorkerStartError
 from nbloader.transport.environment import Environment
-from nbloader.transport.process_setup import PicklingFailure, ProcessSetup, pickle_parts
+from nbloader.transport.process_setup import pickle_parts
 from nbloader.workers.api import WorkerKind, WorkerPool
 from nbloader.workers.cluster.incoming import IncomingBatches
 from nbloader.workers.cluster.link import REPORTS, LinkState, NodeLink, RayHandle
@@ -43,9 +43,10 @@ from nbloader.workers.messages import (
     WorkerInitialized,
     WorkerMessage,
 )
+from nbloader.workers.process_pool import ProcessSetup
 from nbloader.workers.ray_options import RayOptions
 from nbloader.workers.seeders import dump_seeders
-from nbloader.workers.spec import WorkerSpec
+from nbloader.workers.spec import Parts, WorkerSpec
 
 log = logging.getLogger(__name__)
 
@@ -103,16 +104,15 @@ class RayKind(WorkerKind):
             NbloaderError: This process is connected to a cluster in an unsupported way.
         """
         self.cluster.connect()
-        pickled = pickle_parts(dataset, collate_fn, worker_init_fn, on_error)
-        if isinstance(pickled, PicklingFailure):
-            raise pickled.to_error(here=False) from pickled.error
+        parts = Parts(dataset, collate_fn, worker_init_fn, on_error)
+        pickled = pickle_parts(*parts, here=False)
         if pickled.spawning.fds:
             raise DatasetTransferError(
                 f"the dataset ({type(dataset).__name__}) holds objects that only processes of one machine can "
                 "share: queues, values or connections of multiprocessing, or tensors after share_memory_(). It cannot "
                 "be sent to other machines: remove these objects, or create them on first use inside __getitem__"
             )
-        return ClusterSetup(ProcessSetup(dataset, collate_fn, worker_init_fn, on_error, pickled), self.cluster)
+        return ClusterSetup(ProcessSetup(pickled, parts), self.cluster)
 
     def create_pool(self) -> RayPool:
         """See `WorkerKind`."""
@@ -135,16 +135,10 @@ class ClusterSetup:
         self.version = next(self._versions)
         self.identity = setup.identity
         """See `WorkerSetup`."""
-        self.self_contained = setup.self_contained
-        """See `WorkerSetup`."""
         self.command = LoadSetup(self.version)
         self.reference: Any = None
         """Reference to the pickle in the object store; None before `put`."""
         self._session: str | None = None
-
-    def holds(self, *parts: Any) -> bool:
-        """See `WorkerSetup`."""
-        return self._setup.holds(*parts)
 
     def put(self, options: RayOptions) -> None:
         """Put the pickle into the object store, once for each connection of this process. No-op if not connected.
