@@ -1,59 +1,27 @@
 """Arrays of datasets in memory files that the notebook and all workers share.
 
-`share_array` explicitly copies an array to such a file. `Store` holds the arrays that a dataset's pickle leaves out
-(dataset_payload.py). `file_of` finds the memory file of an array that is already in one and need not be copied.
+`share_array` explicitly copies an array to such a file. `location_of` finds the memory file of an array that is already
+in one and need not be copied for the workers (dataset_payload.py).
 """
 
 from __future__ import annotations
 
 import ctypes
-import mmap
 import os
 import pickle
 import sys
-import weakref
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from nbloader._platform import mapped, pages_written
-from nbloader._platform.descriptors import close_all
-from nbloader.shm.segment import filled_file
+from nbloader._platform import pages_written
+from nbloader.shm.memory_file import MemoryFile
 
 SHARE_FROM = 64 * 1024
 """Arrays in a dataset of at least this size, in bytes, are shared by all workers; smaller ones are copied to each."""
 
 COMPARED = 16 << 20
 """Number of bytes that are compared at a time."""
-
-
-class Store:
-    """A sealed memory file that holds arrays. The file exists as long as this object.
-
-    Args:
-        pieces: The memory of the arrays.
-
-    Raises:
-        MemoryError: Not enough memory is left.
-    """
-
-    def __init__(self, pieces: Sequence[memoryview]) -> None:
-        self.starts: list[int] = []
-        self.size = 0
-        for piece in pieces:
-            self.starts.append(self.size)
-            self.size += -(-piece.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        file: list[int] = []
-        weakref.finalize(self, close_all, file)
-        filled_file(self.size, list(zip(self.starts, pieces, strict=True)), file)
-        self.fd = file[0]
-
-    def map(self) -> Any:
-        """Map the file copy-on-write. Returns memory to build arrays on, which keeps the store alive."""
-        memory = mapped(self.fd, self.size, private=True)
-        memory.store = self
-        return memory
 
 
 def share_array(array: np.ndarray[Any, Any]) -> Any:
@@ -71,8 +39,10 @@ def share_array(array: np.ndarray[Any, Any]) -> Any:
     if not dense.nbytes:
         return dense.copy()
     order: Any = "C" if dense.flags.c_contiguous else "F"
-    memory = Store([pickle.PickleBuffer(dense).raw()]).map()
-    return np.ndarray(dense.shape, dense.dtype, memory, order=order)
+    file = MemoryFile()
+    file.add(pickle.PickleBuffer(dense).raw())
+    file.seal()
+    return np.ndarray(dense.shape, dense.dtype, file.map(), order=order)
 
 
 # ---- where an array's memory is -------------------------------------------------------------------------------------
@@ -92,9 +62,9 @@ def owner_of(raw: memoryview) -> Any:
     return owner
 
 
-def store_of(owner: Any) -> Store | None:
-    """Return the store whose mapping is this object's memory; None if there is none."""
-    return getattr(owner, "store", None) if isinstance(owner, ctypes.Array) else None
+def file_of(owner: Any) -> MemoryFile | None:
+    """Return the memory file whose mapping is this object's memory; None if there is none."""
+    return getattr(owner, "file", None) if isinstance(owner, ctypes.Array) else None
 
 
 class Location(NamedTuple):
@@ -109,21 +79,21 @@ class Location(NamedTuple):
     """Object that keeps the descriptor open."""
 
 
-def file_of(raw: memoryview) -> Location | None:
+def location_of(raw: memoryview) -> Location | None:
     """Return the memory file that holds these bytes.
 
     Returns:
         None if there is none, or if the notebook has written to its private copy.
     """
     owner = owner_of(raw)
-    store = store_of(owner)
-    if store is not None:
+    file = file_of(owner)
+    if file is not None:
         address = address_of(raw)
         start = address - ctypes.addressof(owner)
         written = pages_written(address, raw.nbytes)
         if written is None:
-            written = _differs(store, start, raw)
-        return None if written else Location(store.fd, start, private=True, keeper=store)
+            written = _differs(file, start, raw)
+        return None if written else Location(file.fd, start, private=True, keeper=file)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(owner, torch.Tensor) and owner.is_shared():
         storage = owner.untyped_storage()
@@ -134,9 +104,9 @@ def file_of(raw: memoryview) -> Location | None:
     return None
 
 
-def _differs(store: Store, start: int, raw: memoryview) -> bool:
-    """Whether these bytes, at a position of a store's private mapping, are not those of the store's file."""
-    original = np.frombuffer(mapped(store.fd, store.size, private=True), np.uint8, raw.nbytes, start)
+def _differs(file: MemoryFile, start: int, raw: memoryview) -> bool:
+    """Whether these bytes, at a position of a private mapping of a file, are not those of the file."""
+    original = np.frombuffer(file.map(), np.uint8, raw.nbytes, start)
     present = np.frombuffer(raw, np.uint8)
     return any(
         not np.array_equal(original[begin : begin + COMPARED], present[begin : begin + COMPARED])

@@ -31,7 +31,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from nbloader._platform import allocate, available_memory, cores, mapped, new_file, seal, when_forked
+from nbloader._platform import allocate, available_memory, mapped, new_file, when_forked
 from nbloader._platform.descriptors import close_all
 
 ALIGN = 64
@@ -62,11 +62,6 @@ KEEP = 5.0
 """Minimum time, in seconds, for which an unused segment is kept while others are used; the maximum is twice that. While
 a batch is late, workers continue beyond the prefetch window, and without a limit their segments would stay until the
 workers end. But the time must not be too short, since fresh pages are slow: creating a segment delays a batch."""
-
-WRITE_SIZE = 16 << 20
-"""Number of bytes of an array that one system call writes to a memory file."""
-WRITERS = 4
-"""Maximum number of threads that write to a memory file."""
 
 
 def aligned(nbytes: int) -> int:
@@ -111,52 +106,6 @@ def anonymous_file(size: int, opened: list[int] | None = None) -> int:
     if opened is not None:
         opened += file
     return file[0]
-
-
-def filled_file(size: int, pieces: list[tuple[int, memoryview]], opened: list[int]) -> None:
-    """Create a memory file with the given contents and seal it against later writes.
-
-    Writing 1 GB takes 0.7 s; allocating the file first and writing to a mapping of it takes 0.95 s.
-
-    Args:
-        size: Size of the file in bytes.
-        pieces: Data to write, each with its position in the file.
-        opened: Receives the descriptor of the file.
-
-    Raises:
-        MemoryError: The machine (or the container) does not have that much memory left.
-        OSError: There are too many open files.
-    """
-    from concurrent.futures import ThreadPoolExecutor  # workers do not need it
-
-    check_memory(size)
-    parts = [
-        (start + begin, piece[begin : begin + WRITE_SIZE])
-        for start, piece in pieces
-        for begin in range(0, piece.nbytes, WRITE_SIZE)
-    ]
-    file: list[int] = []
-    try:
-        new_file(file)
-        try:
-            os.ftruncate(file[0], size)
-            with ThreadPoolExecutor(min(WRITERS, cores())) as writers:
-                for _done in writers.map(functools.partial(_write, file[0]), parts):
-                    pass
-        except OSError as error:
-            raise no_memory(size, error.strerror or "unknown reason") from error
-        seal(file[0])
-    except BaseException:  # includes interrupts
-        close_all(file)
-        raise
-    opened += file
-
-
-def _write(fd: int, part: tuple[int, memoryview]) -> None:
-    position, data = part
-    while data.nbytes:
-        written = os.pwrite(fd, data, position)
-        position, data = position + written, data[written:]
 
 
 def check_memory(size: int) -> None:

@@ -27,7 +27,7 @@ from typing import Any, Generic, NoReturn, Protocol, TypeVar, overload
 
 import numpy as np
 
-from nbloader.shm.dataset_store import Store
+from nbloader.shm.memory_file import MemoryFile
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -185,9 +185,12 @@ def _pickled(items: Sequence[Any], table: _Globals) -> _Pickles:
 def _shared(*packed: _Packed) -> list[Any]:
     """Copy packed items to one memory file and return the copies."""
     arrays = [array for part in packed for array in part.arrays]
-    memory = Store([array.data.cast("B") if array.nbytes else memoryview(b"") for array in arrays]).map()
+    file = MemoryFile()
+    starts = [file.add(array.data.cast("B") if array.nbytes else memoryview(b"")) for array in arrays]
+    file.seal()
+    memory = file.map()
     copies = []
-    for array, start in zip(arrays, memory.store.starts, strict=True):
+    for array, start in zip(arrays, starts, strict=True):
         copies.append(np.ndarray(array.shape, array.dtype, memory, start))
         copies[-1].flags.writeable = False
     remaining = iter(copies)

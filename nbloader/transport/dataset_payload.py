@@ -1,16 +1,13 @@
-"""Pickles a dataset once for all workers. Large arrays, and a large pickle itself, are placed in shared memory.
+"""Pickles a dataset once for all workers, to a memory file, with copies of its large arrays.
 
-    dataset.x -> copied once into a memory file -> mapped copy-on-write by each worker
+    dataset.x -> copied once into the memory file -> mapped copy-on-write by each worker
 
 The file holds the array as it was when the first worker received it; nobody can write to it afterwards. A worker that
 writes to the array gets a private copy of the page that it writes to. Workers that start later receive the same file.
 
 The dataset object of the notebook is never changed: its arrays stay where they are, so that the array exists twice,
 once in the notebook and once for all workers together. `share(array)` avoids the second copy: the notebook then uses
-the memory file itself. Arrays in such a file are not copied again, unless the notebook has written to them.
-
-A pickle of `SPILL_FROM` bytes or more (long texts, `bytes`, many objects) is written to a memory file as it grows,
-and each worker unpickles from there.
+a memory file itself. Arrays in such a file are not copied again, unless the notebook has written to them.
 """
 
 from __future__ import annotations
@@ -24,12 +21,12 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from nbloader.batch.pickling import dump_to
-from nbloader.shm.dataset_store import SHARE_FROM, Store, file_of
-from nbloader.shm.spill_file import SpillFile
+from nbloader.shm.dataset_store import SHARE_FROM, location_of
+from nbloader.shm.memory_file import MemoryFile
 from nbloader.transport.mp_objects import SharingPickler, Spawning
 
 MAX_FILES = 60
-"""Maximum number of existing memory files that are sent to a worker. Arrays in further files are copied into a new one.
+"""Maximum number of existing memory files that are sent to a worker. Arrays in further files are copied.
 The kernel accepts 253 descriptors at once."""
 
 
@@ -44,15 +41,15 @@ class Span(NamedTuple):
 
 
 class Files(NamedTuple):
-    """The memory files of the large arrays of a pickle."""
+    """The memory files of a pickle and its large arrays."""
 
     fds: tuple[int, ...]
     private: tuple[bool, ...]
     """Whether each file is mapped copy-on-write. If not, all processes can write to it, as after `share_memory_()`."""
     spans: tuple[Span, ...]
     """The spans of the arrays, in the order in which unpickling needs them."""
-    pickle: Span | None = None
-    """The span of the pickle itself; None if the pickle is small and sent in a message."""
+    pickle: Span
+    """The span of the pickle itself."""
 
 
 class PickleParts(NamedTuple):
@@ -71,46 +68,35 @@ class SharedPickle:
     """
 
     def __init__(self, obj: Any) -> None:
-        file, spawning = SpillFile(), Spawning()
-        buffers: list[memoryview] = []
+        self.spawning = Spawning()
+        self._file = MemoryFile()
+        self._buffers: list[memoryview] = []
+        self._files: Files | None = None
+        self._kept: list[Any] = []
+        with self.spawning:
+            dump_to(self._file, obj, self._keep_in_band, SharingPickler)
 
-        def keep_in_band(buffer: pickle.PickleBuffer) -> bool:
-            raw = buffer.raw()
-            if raw.nbytes < SHARE_FROM:
-                return True
-            buffers.append(raw)
-            return False
-
-        with spawning:
-            dump_to(file, obj, keep_in_band, SharingPickler)
-        self._take(file, spawning, buffers)
+    def _keep_in_band(self, buffer: pickle.PickleBuffer) -> bool:
+        raw = buffer.raw()
+        if raw.nbytes >= SHARE_FROM:
+            self._buffers.append(raw)
+        return raw.nbytes < SHARE_FROM
 
     @classmethod
     def received(cls, parts: PickleParts) -> SharedPickle:
-        """On another machine: create a `SharedPickle` of the same object. It holds no descriptors."""
-        file = SpillFile()
-        file.write(parts.data)
-        pickled = cls.__new__(cls)
-        pickled._take(file, Spawning(), list(parts.buffers))
+        """On another machine: create a `SharedPickle` of the same object."""
+        pickled = cls(None)
+        pickled._file = MemoryFile()
+        pickled._file.write(parts.data)
+        pickled._buffers = list(parts.buffers)
         return pickled
-
-    def _take(self, file: SpillFile, spawning: Spawning, buffers: list[memoryview]) -> None:
-        self._file = file
-        self.spawning = spawning
-        self.data = self._file.finish()
-        """The pickle; empty if the pickle is large and in a file."""
-        self.nbytes = self._file.size
-        """Size of the pickle without the large arrays."""
-        self._buffers = buffers
-        self._files: Files | None = None
-        self._kept: list[Any] = []
 
     def parts(self) -> PickleParts:
         """Return the parts to send to another machine. Call this before `files`."""
-        return PickleParts(memoryview(self.data) if self._file.fd < 0 else self._file.view(), list(self._buffers))
+        return PickleParts(memoryview(self._file.map()).cast("B"), list(self._buffers))
 
     def files(self) -> Files:
-        """Return the files of the large arrays. The first call copies arrays that are in no file yet into one.
+        """Return the files of the pickle. The first call copies arrays that are in no file yet.
 
         Raises:
             MemoryError: There is not enough memory left.
@@ -121,36 +107,25 @@ class SharedPickle:
         return self._files
 
     def _assign_files(self) -> Files:
-        fds: list[int] = []
-        private: list[bool] = []
-        spans: list[Span | None] = []
+        own = self._file
+        fds, private = [own.fd], [True]
+        in_own = Span(0, 0, own.size)
+        spans = []
         for raw in self._buffers:
-            location = file_of(raw)
-            if location is None or (location.fd not in fds and len(fds) >= MAX_FILES):
-                spans.append(None)
+            location = location_of(raw)
+            if location is None or (location.fd not in fds and len(fds) > MAX_FILES):
+                spans.append(Span(0, own.add(raw), raw.nbytes))
                 continue
             if location.fd not in fds:
                 fds.append(location.fd)
                 private.append(location.private)
                 self._kept.append(location.keeper)
             spans.append(Span(fds.index(location.fd), location.start, raw.nbytes))
-        to_copy = [i for i, span in enumerate(spans) if span is None]
-        if to_copy:
-            store = Store([self._buffers[i] for i in to_copy])
-            self._kept.append(store)
-            for i, start in zip(to_copy, store.starts, strict=True):
-                spans[i] = Span(len(fds), start, self._buffers[i].nbytes)
-            fds.append(store.fd)
-            private.append(True)
-        in_file = None
-        if self._file.fd >= 0:
-            in_file = Span(len(fds), 0, self._file.size)
-            fds.append(self._file.fd)
-            private.append(True)
-        return Files(tuple(fds), tuple(private), tuple(span for span in spans if span is not None), in_file)
+        own.seal()
+        return Files(tuple(fds), tuple(private), tuple(spans), in_own)
 
 
-def load_shared(data: bytes, files: Files) -> Any:
+def load_shared(files: Files) -> Any:
     """In a worker: rebuild the object of a `SharedPickle`, and take ownership of the descriptors."""
     views = []
     for fd, private in zip(files.fds, files.private, strict=True):
@@ -165,7 +140,7 @@ def load_shared(data: bytes, files: Files) -> Any:
         return views[span.file][span.start : span.start + span.nbytes]
 
     with _collection_paused():
-        return pickle.loads(data if files.pickle is None else at(files.pickle), buffers=map(at, files.spans))
+        return pickle.loads(at(files.pickle), buffers=map(at, files.spans))
 
 
 @contextlib.contextmanager

@@ -25,6 +25,4 @@ class InitMessage(NamedTuple):
     environment: Environment
     inherited: InheritedState
     files: Files
-    """The files of the dataset's large arrays; the descriptors are sent along."""
-    payload: bytes
-    """Pickle of (dataset, collate_fn, worker_init_fn, on_error)."""
+    """The files of the pickled `Parts`; the descriptors are sent along."""

@@ -41,18 +41,16 @@ class PickledParts:
     """A source that rebuilds copies from a pickle.
 
     Args:
-        payload: The pickle; see `InitMessage`.
-        files: The files of the dataset's large arrays. This object owns the descriptors.
+        files: The files of the pickle. This object owns the descriptors.
     """
 
-    def __init__(self, payload: bytes, files: Files) -> None:
-        self._payload = payload
+    def __init__(self, files: Files) -> None:
         self._files = files
 
     def load(self) -> Parts:
         """See `PartsSource`."""
         files = self._files._replace(fds=tuple(map(os.dup, self._files.fds)))
-        return Parts(*load_shared(self._payload, files))
+        return Parts(*load_shared(files))
 
 
 class InheritedParts:

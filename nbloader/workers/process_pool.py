@@ -493,7 +493,6 @@ class ProcessPool(WorkerPool):
             raise RuntimeError("a clean worker was started before the environment was read")
         message = InitMessage(
             start=start, environment=self._environment, inherited=inherited, files=files._replace(fds=()),
-            payload=pickled.data,
         )  # fmt: skip
         for first in range(0, len(handed), MAX_FDS):  # before INIT, which may be too large to be sent at once
             self._send(handle, (Kind.HANDED, b""), fds=tuple(handed[first : first + MAX_FDS]))

@@ -147,7 +147,7 @@ def _receive_assets(channel: Channel) -> Assets:
 
     def source() -> PartsSource:
         files = message.files._replace(fds=tuple(channel.take_fd() for _ in message.files.private))
-        return PickledParts(message.payload, files)
+        return PickledParts(files)
 
     return Assets(message.start, status, stack, source, later)
 
