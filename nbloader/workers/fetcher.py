@@ -8,44 +8,24 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import count
-from operator import length_hint
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from operator import getitem
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from nbloader._util.signals import raised_by_handler
 from nbloader.batch.rows import RowSelector, Selection, may_be_in_memory
 from nbloader.events.remote_errors import SampleFailure, describe
 from nbloader.sampling.index_arrays import IndexArray, as_drawn, part_of
-from nbloader.workers.status import LocalStatus, WorkerAbandonedError, WorkerState, WorkerStatus
+from nbloader.workers.status import WorkerAbandonedError, WorkerState, WorkerStatus
 
 log = logging.getLogger(__name__)
 _clock = time.perf_counter_ns
-_new = tuple.__new__  # takes half as long as calling the class
-_FETCHING = WorkerState.FETCHING
 
 OnError: TypeAlias = "Literal['raise', 'skip'] | Callable[[Any, Exception], Any]"
 """What to do with a sample that raises. A function is called with (index, exception) and returns a replacement."""
 Replace: TypeAlias = "Callable[[int, Exception], Any]"
 """Returns a replacement for the sample at a position in the batch."""
-
-
-class Subscriptable(Protocol):
-    """Anything with `__getitem__`."""
-
-    def __getitem__(self, key: Any, /) -> Any:
-        """Return the sample for a key."""
-
-
-class _OneByOne:
-    """Adapter that fetches single samples with a function for whole batches. The keys are batches of one index."""
-
-    __slots__ = ("_getitems",)
-
-    def __init__(self, getitems: Callable[[Any], Any]) -> None:
-        self._getitems = getitems
-
-    def __getitem__(self, key: Any) -> Any:
-        return self._getitems(as_drawn(key))[0]
 
 
 class FetchedBatch(NamedTuple):
@@ -131,7 +111,7 @@ class MapFetcher:
         if samples is None:
             return None
         status = self._status
-        status.state, status.since, status.position = _FETCHING, begin, -1
+        status.state, status.since, status.position = WorkerState.FETCHING, begin, -1
         return FetchedBatch(samples, len(indices), begin, _clock(), -1, 0)
 
     def fetch(self, indices: Any) -> FetchedBatch:
@@ -155,7 +135,8 @@ class MapFetcher:
         getitems = getattr(self._dataset, "__getitems__", None) if self._batched else None
         if getitems is None:
             return fetch_each(
-                self._dataset, indices, batched=self._batched, status=self._status, on_error=handle_error
+                partial(getitem, self._dataset), indices, batched=self._batched, status=self._status,
+                on_error=handle_error,
             )  # fmt: skip
         return _fetch_at_once(getitems, indices, self._status, handle_error)
 
@@ -173,7 +154,7 @@ def _fetch_at_once(
     raises. The first error is also reported, as "retried", so that repeated fetches are counted.
     """
     begin = _clock()
-    status.state, status.since = _FETCHING, begin
+    status.state, status.since = WorkerState.FETCHING, begin
     status.position = -1
     try:
         samples = getitems(as_drawn(indices))
@@ -184,7 +165,9 @@ def _fetch_at_once(
     else:
         return FetchedBatch(samples, len(samples), begin, _clock(), -1, 0)
     keys = [part_of(indices, position, position + 1) for position in range(len(indices))]
-    batch = fetch_each(_OneByOne(getitems), keys, batched=True, status=status, on_error=on_error)
+    batch = fetch_each(
+        lambda key: getitems(as_drawn(key))[0], keys, batched=True, status=status, on_error=on_error
+    )  # fmt: skip
     return batch._replace(begin=begin, failed=[first_failure, *batch.failed])
 
 
@@ -223,8 +206,8 @@ def _name(indices: Any, position: int) -> str:
     return repr(indices[position]) if position < len(indices) else f"at position {position} of the batch"
 
 
-def fetch_each(  # noqa: C901 - one loop, without calls that would slow it down
-    source: Subscriptable,
+def fetch_each(
+    get: Callable[[Any], Any],
     keys: Iterable[Any],
     *,
     batched: bool,
@@ -235,59 +218,44 @@ def fetch_each(  # noqa: C901 - one loop, without calls that would slow it down
     """Fetch samples one by one. Every kind of dataset and worker uses this loop, except for asynchronous datasets.
 
     Args:
-        source: Returns the sample for a key when it is subscripted.
+        get: Returns the sample for a key.
         keys: One key for each sample of the batch.
         batched: Whether the samples are collated into a batch.
         status: Where the worker publishes what it is doing. If a sample raises, `status.position` stays at that sample.
         on_error: What to do with a sample that raises.
-        stop: The exception that `source` raises when there are no more samples; by default there is none.
+        stop: The exception that `get` raises when there are no more samples; by default there is none.
 
     Raises:
-        Exception: Whatever `source` raises, if `on_error` is "raise"; whatever `on_error` raises.
+        Exception: Whatever `get` raises, if `on_error` is "raise"; whatever `on_error` raises.
         WorkerAbandonedError: The worker must end.
     """
-    begin = _clock()
-    status.state, status.since = _FETCHING, begin
+    begin = before = _clock()
+    status.state, status.since = WorkerState.FETCHING, begin
     samples: list[Any] = []
     failed: list[SampleFailure] = []
-    keys = keys if isinstance(keys, (list, range)) else list(keys)
-    size = len(keys)
-    local = status if isinstance(status, LocalStatus) else None  # a `LocalStatus` tracks the position by itself
-    left = iter(keys) if local is None else local.fetching(keys)
-    append, clock = samples.append, time.perf_counter  # Python subtracts floats faster than integers of this size
     exhausted = False
-    published = slowest = -1
-    longest = -1.0
-    before = clock()
-    for key in left:
-        if local is None:
-            if status.abandoned:
-                raise WorkerAbandonedError(status)
-            published += 1
-            status.position = published
+    slowest, slowest_ns = -1, 0
+    for position, key in enumerate(keys):
+        if status.abandoned:
+            raise WorkerAbandonedError(status)
+        status.position = position
         try:
-            append(source[key])
+            samples.append(get(key))
         except stop:
             exhausted = True
             break
         except Exception as error:
             if on_error == "raise" or raised_by_handler(error):
                 raise
-            position = status.position
-            if local is not None:
-                local.check()  # raises if the worker was abandoned: the position is wrong then
             if callable(on_error):
-                append(on_error(position, error))
+                samples.append(on_error(position, error))
             failed.append(failed_sample(position, error, "replaced" if callable(on_error) else "skipped"))
-        now = clock()
-        if now - before > longest:
-            slowest, longest = size - length_hint(left) - 1, now - before
+        now = _clock()
+        if now - before > slowest_ns:
+            slowest, slowest_ns = position, now - before
         before = now
-    if local is not None and local.abandoned:
-        local.check()
     result = samples if batched else (samples or (None,))[0]
-    slowest_ns = max(int(1e9 * longest), 0)
-    return _new(FetchedBatch, (result, len(samples), begin, _clock(), slowest, slowest_ns, failed, exhausted, 0))
+    return FetchedBatch(result, len(samples), begin, _clock(), slowest, slowest_ns, failed, exhausted)
 
 
 def failed_sample(position: int, error: Exception, done: str) -> SampleFailure:

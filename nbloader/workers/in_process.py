@@ -6,6 +6,8 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from operator import getitem
 from typing import Any, NamedTuple
 
 from nbloader._util import rng
@@ -90,7 +92,7 @@ def fetch_samples(
         )  # fmt: skip
         return fetcher.fetch(indices).samples  # type: ignore[no-any-return]
     return fetch_each(  # type: ignore[no-any-return]
-        dataset, indices[:count], batched=True, status=status,
+        partial(getitem, dataset), indices[:count], batched=True, status=status,
         on_error=lambda position, error: note(indices[position], error),
     ).samples  # fmt: skip
 

@@ -48,18 +48,6 @@ class ReportState(Protocol):
         """
 
 
-class _Next:
-    """Adapter that returns the next sample of an iterator, whatever the key."""
-
-    __slots__ = ("_iterator",)
-
-    def __init__(self, iterator: Any) -> None:
-        self._iterator = iterator
-
-    def __getitem__(self, _key: Any) -> Any:
-        return next(self._iterator)
-
-
 class ShardIterator:
     """An iterator over one shard.
 
@@ -97,7 +85,7 @@ class ShardIterator:
         if self.exhausted:
             return None
         batch = fetch_each(
-            _Next(self.iterator),
+            lambda _position: next(self.iterator),
             range(ticket.size or 1),
             batched=ticket.size is not None,
             status=status,

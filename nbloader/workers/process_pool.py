@@ -87,9 +87,6 @@ if HAS_ZYGOTES:
 log = logging.getLogger(__name__)
 _clock = time.perf_counter_ns
 
-# Enum members that are used for each batch: before Python 3.12, each access to an enum member takes 0.1 us.
-_TASK, _BATCH = Kind.TASK, Kind.BATCH
-
 STATUS_TIMEOUT = 5.0
 """Seconds to wait for the wait status of a worker whose connection has closed. On a busy machine, an interpreter with
 torch needs more than one second to exit."""
@@ -566,7 +563,7 @@ class ProcessPool(WorkerPool):
             else:
                 returned = []
                 handle.sent += 1
-                frames.append((_TASK, message))
+                frames.append((Kind.TASK, message))
         segments.returned.extend(returned)  # not empty only if no task was sent
         if frames:
             self._send(handle, *frames)
@@ -648,7 +645,7 @@ class ProcessPool(WorkerPool):
         received = _clock()
         uid = handle.uid
         for kind, body in frames:
-            if kind == _BATCH:
+            if kind == Kind.BATCH:
                 payload = SegmentPayload(handle, body, received)
                 header = payload.header
                 messages.append(BatchDone(uid, header.epoch, header.job, payload, handle.take_failed_samples()))

@@ -65,10 +65,6 @@ LISTEN_NS = 1_000_000
 each batch took 5 % of the time for tiny batches. Only batches of an iteration that has ended are cancelled, so a batch
 that is produced in spite of a CANCEL is simply discarded."""
 
-# Enum members that are used for each batch: before Python 3.12, each access to an enum member takes 0.1 us.
-_IDLE, _SENDING = WorkerState.IDLE, WorkerState.SENDING
-_TASK, _CANCEL, _BATCH = Kind.TASK, Kind.CANCEL, Kind.BATCH
-
 
 def main(fd: int, parent: int | None = None) -> None:
     """Run a worker on its connection until the connection closes.
@@ -286,7 +282,7 @@ class WorkerLoop:
     def _next_task(self) -> TaskMessage:
         status = self._status
         now = _clock()
-        status.state, status.job, status.since = _IDLE, -1, now
+        status.state, status.job, status.since = WorkerState.IDLE, -1, now
         if not self._pending or now - self._listened >= LISTEN_NS:  # an unread CANCEL takes effect before the next task
             self._listened = now
             self._receive(wait=False)
@@ -294,7 +290,7 @@ class WorkerLoop:
             while not self._pending:
                 self._receive(wait=True)
             kind, body = self._pending.popleft()
-            if kind != _TASK:
+            if kind != Kind.TASK:
                 self._process_note(kind, body)
                 continue
             if status.abandoned:
@@ -307,17 +303,17 @@ class WorkerLoop:
     def _receive(self, *, wait: bool) -> None:
         frames = self._channel.receive(wait=wait)
         self._pending.extend(frames)
-        if any(kind == _CANCEL for kind, _body in frames):
+        if any(kind == Kind.CANCEL for kind, _body in frames):
             self._process_cancels()
 
     def _process_cancels(self) -> None:
         """Drop cancelled tasks. A CANCEL only covers earlier tasks, because the same batch may be requested again."""
         kept: list[tuple[Bytes, TaskMessage]] = []
         for kind, body in self._pending:
-            if kind == _TASK:
+            if kind == Kind.TASK:
                 kept.append((body, read_task(body)))
                 continue
-            if kind != _CANCEL:
+            if kind != Kind.CANCEL:
                 self._process_note(kind, body)
                 continue
             epoch, jobs = pickle.loads(body)
@@ -331,7 +327,7 @@ class WorkerLoop:
                 if jobs is None:  # the scheduler counts one of them as begun, and waits for its report
                     self._send(Kind.END, pickle.dumps((task.epoch, task.job)))
             kept = [(body, task) for body, task in kept if task not in dropped]
-        self._pending = deque((_TASK, body) for body, _task in kept)
+        self._pending = deque((Kind.TASK, body) for body, _task in kept)
 
     def _process_note(self, kind: int, body: Bytes) -> None:
         """Process a frame about segments."""
@@ -359,14 +355,14 @@ class WorkerLoop:
         if not isinstance(produced, ProducedBatch):
             return
         header, stored = produced
-        status.state, status.since = _SENDING, header.collate_end
+        status.state, status.since = WorkerState.SENDING, header.collate_end
         if self._lines.unsent and self._lines.due(header.collate_end):
             self._send(Kind.STACKS, pickle.dumps(self._lines.take(header.collate_end), 5))
         flush(sys.stdout)
         if stored.segment == NO_SEGMENT:
-            self._send(_BATCH, pack_header(*header), stored.skeleton, stored.memory)
+            self._send(Kind.BATCH, pack_header(*header), stored.skeleton, stored.memory)
         else:
-            self._send(_BATCH, pack_header(*header), stored.skeleton)
+            self._send(Kind.BATCH, pack_header(*header), stored.skeleton)
 
     def _look_for_faults(self) -> None:
         """Look, after a batch, whether it has drawn from a generator of the dataset."""
@@ -474,7 +470,7 @@ class ConcurrentWorkerLoop:
         worker = self._worker
         while worker._pending:
             kind, body = worker._pending.popleft()
-            if kind != _TASK:
+            if kind != Kind.TASK:
                 worker._process_note(kind, body)
                 continue
             task = read_task(body)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
 from enum import IntEnum
-from operator import length_hint
 from typing import Any, Protocol
 
 
@@ -112,7 +110,7 @@ class LocalStatus:
     A thread cannot be killed. `abandon()` makes it stop before its next sample instead.
     """
 
-    __slots__ = ("_left", "_position", "_size", "abandoned", "epoch", "job", "pid", "since", "state")
+    __slots__ = ("abandoned", "epoch", "job", "pid", "position", "since", "state")
 
     def __init__(self, pid: int, state: int = WorkerState.STARTING) -> None:
         self.state = state
@@ -120,40 +118,9 @@ class LocalStatus:
         self.job = -1
         self.since = 0
         self.pid = pid
+        self.position = -1
         self.abandoned = False
-        self._left: Iterator[Any] | None = None
-        self._size = 0
-        self._position = -1
-
-    @property
-    def position(self) -> int:
-        """See `WorkerStatus`. It is computed from the number of keys that are left, so counting samples is free."""
-        left = self._left
-        return self._position if left is None else self._size - length_hint(left) - 1
-
-    @position.setter
-    def position(self, value: int) -> None:
-        self._left, self._position = None, value
-
-    def fetching(self, keys: list[Any] | range) -> Iterator[Any]:
-        """Iterate over the keys of a batch, and update `position`. The iterator ends when the worker is abandoned.
-
-        Raises:
-            WorkerAbandonedError: The worker was abandoned before.
-        """
-        self._size = len(keys)
-        self._left = left = iter(keys)
-        if self.abandoned:
-            raise WorkerAbandonedError(self)
-        return left
-
-    def check(self) -> None:
-        """Raise `WorkerAbandonedError` if the worker was abandoned."""
-        if self.abandoned:
-            raise WorkerAbandonedError(self)
 
     def abandon(self) -> None:
         """Make the worker stop before its next sample. This method is thread-safe."""
         self.abandoned = True
-        for _key in self._left or ():
-            pass
