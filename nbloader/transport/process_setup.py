@@ -45,21 +45,27 @@ def pickle_parts(
 
 
 def _advice(*, unnamed_lock: bool, here: bool) -> str:
-    what = ". Open files, databases and connections, generators and compiled functions cannot be"
     if not here:
-        return f"{what} sent to other machines: open them on first use inside __getitem__."
+        return (
+            ". Open files, databases and connections, generators and compiled functions cannot be sent to other "
+            "machines: open them on first use inside __getitem__."
+        )
     if unnamed_lock:
         return (
             ": create it with multiprocessing.get_context('forkserver'), such as "
             "multiprocessing.get_context('forkserver').Value('i', 0)"
             + (', or pass multiprocessing_context="fork" to the loader.' if CAN_FORK else ".")
         )
-    instead = (
-        'multiprocessing_context="fork", with which workers inherit them from this process,'
-        if CAN_FORK
-        else 'workers="thread",'
+    if CAN_FORK:
+        return (
+            ". Open files, databases and connections, generators and compiled functions cannot be pickled: open them "
+            'on first use inside __getitem__, or pass multiprocessing_context="fork", with which workers inherit '
+            "them from this process, or use num_workers=0."
+        )
+    return (
+        ". Open files, databases and connections, generators and compiled functions cannot be pickled: open them on "
+        'first use inside __getitem__, or pass workers="thread", or use num_workers=0.'
     )
-    return f"{what} pickled: open them on first use inside __getitem__, or pass {instead} or use num_workers=0."
 
 
 def _culprit(error: Exception, dataset: Any, functions: dict[str, Any]) -> str:
