@@ -259,7 +259,6 @@ def costs_of(records: Sequence[BatchRecord], e: Evidence) -> list[Cost]:
     If the loader itself fills the cores, the time for which a worker or the loop waited for a core is left out, because
     the model adds it. Otherwise other programs cause the wait, and would do so with other settings too.
     """
-    ratio, collate_ratio = min(1.0, e.fetch_cpu or 0.0), min(1.0, e.collate_cpu or e.fetch_cpu or 0.0)
     full = not taken_by_others(e)
     work = split_work(e)
     queued, collate_queued = (work.fetching.queued, work.collating.queued) if full else (0.0, 0.0)
@@ -273,8 +272,7 @@ def costs_of(records: Sequence[BatchRecord], e: Evidence) -> list[Cost]:
         made = elapsed_ns(r.fetch_begin, r.collated)
         fetch = min(made, elapsed_ns(r.fetch_begin, r.fetched))
         collate = made - fetch
-        fetch_cpu = ratio * fetch if r.fetch_cpu is None else min(fetch, r.fetch_cpu)
-        collate_cpu = collate_ratio * collate if r.collate_cpu is None else min(collate, r.collate_cpu)
+        fetch_cpu, collate_cpu = min(fetch, r.fetch_cpu), min(collate, r.collate_cpu)
         there = elapsed_ns(max(r.requested, r.in_order), r.delivered)
         drawn = min(there, r.sampling)
         step = elapsed_ns(r.delivered, returned_at(r))

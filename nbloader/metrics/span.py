@@ -310,11 +310,10 @@ def _worst(record: BatchRecord, o: SpanOptions) -> SlowBatch:
     return SlowBatch(record.index, record.slowest_index, wait / 1e9, make, record.attempt)
 
 
-def _ratio(cpu: Sequence[int | None], wall: Sequence[int]) -> float | None:
-    """Return CPU time divided by wall time over the batches whose CPU time was measured; None if there are none."""
-    measured = [(c, w) for c, w in zip(cpu, wall, strict=True) if c is not None]
-    whole = sum(w for _c, w in measured)
-    return max(0.0, sum(c for c, _w in measured) / whole) if whole else None
+def _ratio(cpu: Sequence[int], wall: Sequence[int]) -> float | None:
+    """Return CPU time divided by wall time; None if no time passed."""
+    whole = sum(wall)
+    return max(0.0, sum(cpu) / whole) if whole else None
 
 
 class _SlowSamples:

@@ -84,10 +84,9 @@ def durations(r: BatchRecord) -> StageDurations:
 
 
 def cpu_share(records: Sequence[BatchRecord]) -> float | None:
-    """Return CPU time divided by wall time of fetching, at most 1; None if CPU time was measured for no batch."""
-    measured = [(elapsed_ns(r.fetch_begin, r.fetched), r.fetch_cpu) for r in records if r.fetch_cpu is not None]
-    wall = sum(elapsed for elapsed, _cpu in measured)
-    return min(1.0, max(0.0, sum(cpu for _elapsed, cpu in measured) / wall)) if wall else None
+    """Return CPU time divided by wall time of fetching, at most 1; None if no time passed."""
+    wall = sum(elapsed_ns(r.fetch_begin, r.fetched) for r in records)
+    return min(1.0, max(0.0, sum(r.fetch_cpu for r in records) / wall)) if wall else None
 
 
 def stage_stats(records: list[BatchRecord]) -> tuple[StageStats, ...]:

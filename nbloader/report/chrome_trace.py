@@ -140,12 +140,9 @@ def _args(kind: str, r: BatchRecord) -> dict[str, Any]:
             "pid": r.pid,
             "attempt": r.attempt,
         }
-        if r.fetch_cpu is not None:
-            args["cpu ms"] = r.fetch_cpu / 1e6
+        args["cpu ms"] = r.fetch_cpu / 1e6
     elif kind == "collate":
-        args |= {"bytes": r.nbytes, "transport": r.transport}
-        if r.collate_cpu is not None:
-            args["cpu ms"] = r.collate_cpu / 1e6
+        args |= {"bytes": r.nbytes, "transport": r.transport, "cpu ms": r.collate_cpu / 1e6}
     elif kind == "transfer" and r.transfer is not None:
         args |= {"node": r.transfer.node, "bytes": r.transfer.nbytes}
     elif kind == "pin" and r.placed is not None:

@@ -27,14 +27,14 @@ from nbloader.batch.collate import (
     collate_samples,
     convert,
 )
-from nbloader.batch.payload import MEASURE_CPU_EVERY, MEASURE_NS, NOT_MEASURED, BatchHeader, LocalPayload
+from nbloader.batch.payload import BatchHeader, LocalPayload
 from nbloader.batch.rows import Selection
 from nbloader.batch.serialize import ArrayToBeTensor, EncodedBatch, PlannedArrays, encode_object, tensor_of
 from nbloader.batch.task import Task
 from nbloader.events.failures import EmptyBatch, WorkerFailure
 from nbloader.events.remote_errors import SampleFailure, describe, user_traceback
 from nbloader.shm.segment import NO_SEGMENT, SegmentWriter
-from nbloader.workers.fetcher import FetchedBatch, MapFetcher, OnError, raise_if_none
+from nbloader.workers.fetcher import MapFetcher, OnError, raise_if_none
 from nbloader.workers.seeding import Seed, keep_state
 from nbloader.workers.spec import WorkerSpec
 from nbloader.workers.status import WorkerState, WorkerStatus, is_abandoned
@@ -193,8 +193,6 @@ class Producer:
         self._worker = worker
         self._store = store or LocalStore(output)
         self._cpu_clock = cpu_clock
-        self._count = 0
-        self._slow = True  # whether the last batch took long enough for the CPU time of the next batch to be measured
         self.iterable_fetcher = iterable_fetcher
         self.failed_samples: Sequence[SampleFailure] = ()
         """Samples of the last batch that were skipped or replaced, even if its collation raised."""
@@ -229,18 +227,12 @@ class Producer:
         """
         status, cpu_clock = self._status, self._cpu_clock
         self.failed_samples = ()
-        self._count += 1
-        measured = self._slow or not self._count % MEASURE_CPU_EVERY
-        cpu_begin = 0
-        fetched: FetchedBatch | None = None
-        from_memory = False
-        if self._in_memory:
-            cpu_begin = cpu_clock() if measured else 0
-            fetched = self._fetcher.from_memory(epoch, indices)
-            from_memory = fetched is not None
+        cpu_begin = cpu_clock()
+        fetched = self._fetcher.from_memory(epoch, indices) if self._in_memory else None
+        from_memory = fetched is not None
         if fetched is None:
             seed()
-            cpu_begin = cpu_clock() if measured else 0
+            cpu_begin = cpu_clock()
             if self.iterable_fetcher is not None:
                 fetched = self.iterable_fetcher.fetch(epoch, indices)
             else:
@@ -250,7 +242,7 @@ class Producer:
         self.failed_samples = fetched.failed
         if fetched.nothing_left:
             return EmptyBatch()
-        cpu_fetched = cpu_clock() if measured else 0
+        cpu_fetched = cpu_clock()
         status.state, status.since = WorkerState.COLLATING, fetched.end
         try:
             stored = self._collate(fetched.samples, seed if from_memory else None)
@@ -258,15 +250,12 @@ class Producer:
             if self._batched and self._collate_fn is None:
                 raise_if_none(fetched, indices)
             raise
-        fetch_cpu = collate_cpu = NOT_MEASURED
-        if measured:
-            fetch_cpu, collate_cpu = cpu_fetched - cpu_begin + fetched.cpu, cpu_clock() - cpu_fetched
-        end = _clock()
-        self._slow = end - fetched.begin >= MEASURE_NS
+        cpu_end, end = cpu_clock(), _clock()
         header = BatchHeader(
             epoch=epoch, job=job, segment=stored.segment, nbytes=stored.nbytes, skeleton_nbytes=len(stored.skeleton),
             samples=fetched.size, fetch_begin=fetched.begin, fetch_end=fetched.end, collate_end=end,
-            fetch_cpu=fetch_cpu, collate_cpu=collate_cpu, slowest=fetched.slowest, slowest_ns=fetched.slowest_ns,
+            fetch_cpu=cpu_fetched - cpu_begin + fetched.cpu, collate_cpu=cpu_end - cpu_fetched,
+            slowest=fetched.slowest, slowest_ns=fetched.slowest_ns,
         )  # fmt: skip
         return ProducedBatch(header, stored)
 
