@@ -2,7 +2,7 @@
 
     line profiler, in the notebook     WorkerHandle.sample_stack()
       process: reads from /proc whether it runs or waits, counts that in its status, sends a signal
-                    -> LineSampler, in the worker: counts the stack -> message, once in a while
+                    -> LineSampler, in the worker: counts the stack -> message, with the next batch
       thread:  ThreadSampler reads its stack (`thread_sampler.py`)
 
 A worker process is sampled from outside, by a signal. A sampling thread inside the worker would be biased: it would get
@@ -27,11 +27,6 @@ MAX_FRAMES = 60
 """Maximum number of frames that are kept of a stack, beginning with the innermost."""
 MAX_UNSENT = 500
 """Maximum number of different stacks that a worker keeps between two messages. Further stacks are not counted."""
-SEND_NS = 1_000_000_000
-"""Time after which samples are sent, ns."""
-SENT_PER_UNSENT = 8
-"""Samples are sent before `SEND_NS` has passed if at most `SENT_PER_UNSENT` times as many were sent before. This way
-nearly all samples of a short epoch arrive."""
 
 
 def user_lines(frame: FrameType | None, root: CodeType, stage: int) -> tuple[CodeLine, ...] | None:
@@ -70,10 +65,6 @@ class LineSampler:
         self._root = root
         self._counts: dict[tuple[CodeLine, ...], StackCount] = {}
         self._computing, self._waiting, self._queued = status.computing, status.waiting, status.queued
-        self.unsent = 0
-        """Number of samples since the last message."""
-        self._sent = 0
-        self._sent_at = 0
 
     def install(self) -> None:
         """Install the signal handler in the main thread of this process."""
@@ -94,24 +85,8 @@ class LineSampler:
         self._counts[stack] = StackCount(
             stack, before.computing + new_computing, before.waiting + new_waiting, before.queued + new_queued
         )
-        self.unsent += new_computing + new_waiting
 
-    def due(self, now: int) -> bool:
-        """Whether samples should be sent.
-
-        Args:
-            now: `time.perf_counter_ns()`.
-        """
-        return self.unsent * SENT_PER_UNSENT >= self._sent or now - self._sent_at >= SEND_NS
-
-    def take(self, now: int) -> list[StackCount]:
-        """Return and clear the samples since the last message. A signal may arrive at any moment.
-
-        Args:
-            now: `time.perf_counter_ns()`.
-        """
-        counts = self._counts
-        self._counts = {}
-        self._sent += self.unsent
-        self.unsent, self._sent_at = 0, now
+    def take(self) -> list[StackCount]:
+        """Return and clear the samples since the last message. A signal may arrive at any moment."""
+        counts, self._counts = self._counts, {}
         return list(counts.values())

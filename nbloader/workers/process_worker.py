@@ -356,8 +356,8 @@ class WorkerLoop:
             return
         header, stored = produced
         status.state, status.since = WorkerState.SENDING, header.collate_end
-        if self._lines.unsent and self._lines.due(header.collate_end):
-            self._send(Kind.STACKS, pickle.dumps(self._lines.take(header.collate_end), 5))
+        if stacks := self._lines.take():
+            self._send(Kind.STACKS, pickle.dumps(stacks, 5))
         flush(sys.stdout)
         if stored.segment == NO_SEGMENT:
             self._send(Kind.BATCH, pack_header(*header), stored.skeleton, stored.memory)
