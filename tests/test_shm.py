@@ -47,6 +47,11 @@ class Lender:
         self.writer.discard(self.reader.take_inherited())
         self.writer.give_back(self.reader.take_returned())
 
+    def passes(self, seconds):
+        """As if this time had passed since each of the free segments was used."""
+        free = self.writer._free
+        free._free = [each._replace(since=each.since - seconds) for each in free._free]
+
     def rest(self):
         """As at the end of an epoch."""
         self.take_back()
@@ -96,12 +101,12 @@ class Leases(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def a_while_passes(self, data):
-        self.lender.writer._free._next_check -= data.draw(st.sampled_from([0.1, segment.KEEP, 3 * segment.KEEP]))
+        self.lender.passes(data.draw(st.sampled_from([0.1, segment.KEEP, 3 * segment.KEEP])))
 
     @rule()
     def the_epoch_is_over(self):
         self.lender.rest()
-        assert len(self.lender.reader._maps) <= len(self.kept) + 3, "one of each size is kept"
+        assert len(self.lender.reader._maps) <= len(self.kept) + 1, "one is kept"
 
     @rule(nbytes=st.sampled_from([20_000, 40_000, 41_000]))
     def a_batch_comes(self, nbytes):
@@ -160,7 +165,7 @@ class Free(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.now = 0.0
-        self.free = segment.FreeSegments(self.now)
+        self.free = segment.FreeSegments()
         self.used: dict[int, float] = {}  # the free ones: when they came back
         self.sizes: dict[int, int] = {}
         self.out: list[int] = []
@@ -185,7 +190,7 @@ class Free(RuleBasedStateMachine):
     def one_comes_back(self, data):
         number = self.out.pop(data.draw(st.integers(0, len(self.out) - 1)))
         self.now += 0.01
-        self.free.put(number, self.sizes[number])
+        self.free.put(number, self.sizes[number], self.now)
         self.used[number] = self.now
 
     @rule(part=st.sampled_from([0.3, 0.7, 1.5]))
@@ -202,12 +207,13 @@ class Free(RuleBasedStateMachine):
                 del self.used[number]
         assert not self.used, "all that are free were given back"
 
-    @rule(kept=st.integers(0, 2))
-    def the_epoch_is_over(self, kept):
-        for number in self.free.all_but(kept):
+    @rule()
+    def the_epoch_is_over(self):
+        newest = max(self.used, key=self.used.get, default=None)
+        for number in self.free.all_but_one():
             del self.used[number]
-        for size in set(self.sizes.values()):
-            assert sum(self.sizes[n] == size for n in self.used) <= kept
+        assert list(self.used) == [newest][: len(self.used)]
+        assert len(self.used) <= 1
 
 
 Free.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
@@ -288,7 +294,7 @@ def test_segments_that_a_late_batch_needed_are_freed(lender):
     late, rest = batches[:2], batches[2:]
     del batches, rest
     for i in range(4):
-        lender.writer._free._next_check -= 2 * segment.KEEP
+        lender.passes(2 * segment.KEEP)
         del late[0]
         late.append(lender.send(20 + i))
     assert len(lender.reader._maps) <= 4
@@ -321,7 +327,7 @@ def test_a_thread_may_drop_batches(lender):
     batches.clear()
     assert not lender.reader._lent
     assert lender.count < 3000
-    free = itertools.chain(lender.reader.take_returned(), *lender.writer._free._free.values())
+    free = itertools.chain(lender.reader.take_returned(), (each.number for each in lender.writer._free._free))
     assert sorted(free) == list(range(lender.count)), "each segment is free, once"
 
 

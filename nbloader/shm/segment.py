@@ -29,6 +29,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from nbloader._platform import allocate, available_memory, mapped, new_file, when_forked
@@ -59,9 +60,9 @@ CHECK_FROM = 1 << 20
 exhausted, allocating a memfd does not fail: the kernel kills processes instead."""
 
 KEEP = 5.0
-"""Minimum time, in seconds, for which an unused segment is kept while others are used; the maximum is twice that. While
-a batch is late, workers continue beyond the prefetch window, and without a limit their segments would stay until the
-workers end. But the time must not be too short, since fresh pages are slow: creating a segment delays a batch."""
+"""Time, in seconds, for which an unused segment is kept while others are used. While a batch is late, workers fill the
+prefetch window, and without a limit their segments would stay until the workers end. But the time must not be too
+short, since fresh pages are slow: creating a segment delays a batch."""
 
 
 def aligned(nbytes: int) -> int:
@@ -128,61 +129,45 @@ def no_memory(size: int, why: str) -> MemoryError:
     )
 
 
+class _Free(NamedTuple):
+    """A free segment."""
+
+    number: int
+    size: int
+    since: float
+    """When it became free, in seconds."""
+
+
 class FreeSegments:
-    """Free segments; the most recently used segment of each size is taken first. Performs no I/O.
+    """Free segments; the most recently used segment of a size is taken first."""
 
-    The segment that was put back last is taken first. So the segments that were not needed since the last check are at
-    the other end of the list, and their number is the smallest number of free segments since then.
+    def __init__(self) -> None:
+        self._free: list[_Free] = []  # the most recently used last
 
-    Args:
-        now: Current time in seconds, of any clock.
-    """
-
-    def __init__(self, now: float) -> None:
-        self._free: dict[int, list[int]] = {}  # by size, the most recently used last
-        self._fewest: dict[int, int] = {}  # smallest number of free segments since the last check, by size
-        self._next_check = now + KEEP
-
-    def put(self, number: int, size: int) -> None:
-        """Add a free segment of `size` bytes."""
-        self._free.setdefault(size, []).append(number)
-        self._fewest.setdefault(size, 0)
+    def put(self, number: int, size: int, now: float) -> None:
+        """Add a free segment of `size` bytes at the time `now`, in seconds of any clock."""
+        self._free.append(_Free(number, size, now))
 
     def take(self, size: int) -> int | None:
         """Take a segment of at least `size` bytes and at most twice that; None if there is none."""
-        fitting = [other for other, free in self._free.items() if free and size <= other <= 2 * size]
+        fitting = [free for free in reversed(self._free) if size <= free.size <= 2 * size]
         if not fitting:
             return None
-        best = min(fitting)
-        free = self._free[best]
-        number = free.pop()
-        self._fewest[best] = min(self._fewest[best], len(free))
-        return number
+        taken = min(fitting, key=attrgetter("size"))
+        self._free.remove(taken)
+        return taken.number
 
     def unused(self, now: float) -> list[int]:
-        """Remove and return the segments that were not needed for `KEEP` seconds. Checks at most once in that time."""
-        if now < self._next_check:
-            return []
-        self._next_check = now + KEEP
-        out: list[int] = []
-        for size, free in list(self._free.items()):
-            fewest = self._fewest[size]
-            out += free[:fewest]
-            del free[:fewest]
-            self._fewest[size] = len(free)
-            if fewest and not free:
-                del self._free[size], self._fewest[size]
-        return out
+        """Remove and return the segments that were not needed for `KEEP` seconds."""
+        return self._take_first(sum(free.since <= now - KEEP for free in self._free))
 
-    def all_but(self, kept: int) -> list[int]:
-        """Remove and return all but `kept` segments of each size."""
-        out: list[int] = []
-        for size, free in self._free.items():
-            excess = max(0, len(free) - kept)
-            out += free[:excess]
-            del free[:excess]
-            self._fewest[size] = min(self._fewest[size], len(free))
-        return out
+    def all_but_one(self) -> list[int]:
+        """Remove and return all segments but the most recently used one."""
+        return self._take_first(len(self._free) - 1)
+
+    def _take_first(self, count: int) -> list[int]:
+        taken, self._free = self._free[: max(0, count)], self._free[max(0, count) :]
+        return [free.number for free in taken]
 
 
 class Block(NamedTuple):
@@ -206,7 +191,7 @@ class SegmentWriter:
     def __init__(self, announce: Callable[[int, int], object], retire: Callable[[list[int]], object]) -> None:
         self._announce = announce
         self._retire = retire
-        self._free = FreeSegments(time.monotonic())
+        self._free = FreeSegments()
         self._sizes: dict[int, int] = {}
         self._maps: dict[int, Any] = {}
         self._unannounced: dict[int, int] = {}  # descriptors of segments that were not committed yet
@@ -248,15 +233,15 @@ class SegmentWriter:
     def give_back(self, numbers: Iterable[int]) -> None:
         """Reuse these segments: nobody views them any more."""
         for number in numbers:
-            self._free.put(number, self._sizes[number])
+            self._free.put(number, self._sizes[number], time.monotonic())
 
     def discard(self, numbers: list[int]) -> None:
         """Drop segments that must not be written again: see `SegmentReader.inherited`."""
         self._drop(numbers)
 
     def rest(self) -> None:
-        """Keep only one segment of each size, for the first batch of the next epoch. Called when idle."""
-        self._drop(self._free.all_but(1))
+        """Keep only one segment, for the first batch of the next epoch. Called when idle."""
+        self._drop(self._free.all_but_one())
 
     def _create(self, size: int) -> int:
         fd = anonymous_file(size)

@@ -29,7 +29,7 @@ class IncomingBatches:
         self._lock = threading.Lock()
         self.reader = SegmentReader()
         """Lends segments to the consumer."""
-        self._free = FreeSegments(time.monotonic())
+        self._free = FreeSegments()
         self._sizes: dict[int, int] = {}
         self._created = 0
 
@@ -54,10 +54,10 @@ class IncomingBatches:
         self.reader.discard(block.number)
 
     def rest(self) -> None:
-        """Release memory because the pool is idle, and keep one segment of each size."""
+        """Release memory because the pool is idle, and keep one segment."""
         with self._lock:
             self._collect()
-            self._forget(self._free.all_but(1))
+            self._forget(self._free.all_but_one())
 
     def _create(self, size: int) -> int:
         opened: list[int] = []
@@ -74,7 +74,7 @@ class IncomingBatches:
         """Reuse the segments that nobody views any more, except for those that a forked process may view."""
         self._forget(self.reader.take_inherited())
         for number in self.reader.take_returned():
-            self._free.put(number, self._sizes[number])
+            self._free.put(number, self._sizes[number], time.monotonic())
 
     def _forget(self, numbers: list[int]) -> None:
         for number in numbers:
