@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import collections
 
 from nbloader._platform import Wakeup
 from nbloader.workers.messages import WorkerMessage
@@ -12,37 +12,28 @@ class MessageQueue:
     """A queue of messages from workers. `fileno()` is readable while it is not empty."""
 
     def __init__(self) -> None:
-        self._messages: list[WorkerMessage] = []
+        self._messages: collections.deque[WorkerMessage] = collections.deque()
         self._wakeup = Wakeup()
-        self._awake = False
-        self._lock = threading.Lock()
-        """Held while the queue is changed, and while `_awake` may differ from the state of the descriptor."""
         self.fileno = self._wakeup.fileno
 
     def put(self, message: WorkerMessage) -> None:
         """Add a message. This method is thread-safe."""
-        with self._lock:
-            self._messages.append(message)
-            if not self._awake:  # one system call for many messages
-                self._awake = True
-                self._wakeup.set()
+        self._messages.append(message)
+        self._wakeup.set()
 
     def take(self, timeout: float | None) -> list[WorkerMessage]:
-        """Take all messages.
+        """Take all messages. There may be none.
 
         Args:
             timeout: Seconds to wait for a message; 0 does not wait, None waits without limit.
         """
         if timeout != 0 and not self._messages:
             self._wakeup.wait(None, timeout)
-        if not self._messages:
-            return []
-        with self._lock:
-            if self._awake:
-                self._awake = False
-                self._wakeup.clear()
-            messages, self._messages = self._messages, []
-        return messages
+        self._wakeup.clear()  # first, so that what is added meanwhile wakes again
+        taken = []
+        while self._messages:
+            taken.append(self._messages.popleft())
+        return taken
 
     def close(self) -> None:
         """Close the descriptor."""
