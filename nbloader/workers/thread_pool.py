@@ -95,20 +95,15 @@ class ThreadKind(WorkerKind):
         return ThreadPool()
 
 
-class ForgetIteration(NamedTuple):
-    """Tell a worker thread to release its iterators over the shards of an iteration that has ended."""
+class Cancel(NamedTuple):
+    """Tell a worker thread that jobs of an iteration that has ended are cancelled."""
 
     epoch: int
+    jobs: tuple[int, ...] | None
+    """None for the whole iteration."""
 
 
-class CancelJobs(NamedTuple):
-    """Tell a worker thread that processes several batches at a time to drop the jobs of an iteration that has ended."""
-
-    epoch: int
-    jobs: tuple[int, ...]
-
-
-Item: TypeAlias = "Task | ForgetIteration | CancelJobs | None"
+Item: TypeAlias = "Task | Cancel | None"
 """A message to a worker thread; None tells it to end."""
 
 
@@ -258,14 +253,12 @@ class ThreadPool(WorkerPool):
         handle = self._handles.get(uid)
         if handle is None:
             return
+        handle.tasks.put(Cancel(epoch, jobs))
         if jobs is None:
             jobs = tuple(job for of_epoch, job in list(handle.pending) if of_epoch == epoch)
-            handle.tasks.put(ForgetIteration(epoch))
             for job in jobs:  # the scheduler counts one of the jobs as begun and waits for its report
                 self._messages.put(ShardExhausted(uid, epoch, job))
         handle.pending.difference_update((epoch, job) for job in jobs)
-        if isinstance(handle.tasks, LoopInbox):
-            handle.tasks.put(CancelJobs(epoch, jobs))
 
     def poll(self, timeout: float | None) -> list[WorkerMessage]:
         """See `WorkerPool`."""
@@ -466,7 +459,7 @@ class ThreadWorker:
             if task is None or handle.killed:
                 return None
             if not isinstance(task, Task):
-                if iterable_fetcher is not None:
+                if task.jobs is None and iterable_fetcher is not None:
                     iterable_fetcher.forget(task.epoch)
                 continue
             with contextlib.suppress(KeyError):  # raised if the task was cancelled
@@ -520,7 +513,7 @@ class ConcurrentThreadWorker:
                     return False
                 if isinstance(item, Task):
                     self._tasks.append(item)
-                elif isinstance(item, CancelJobs):
+                else:
                     self.samples.cancel(item.epoch, item.jobs)
         return not self._handle.killed
 
