@@ -8,16 +8,14 @@ import warnings
 
 import pytest
 
-from nbloader.transport import environment
 from nbloader.transport.environment import Environment
 
 pytestmark = pytest.mark.unit
 
 
 @pytest.fixture
-def sent(monkeypatch):
+def sent():
     """Returns a function that installs the environment of this process as a worker does, in a clean state."""
-    monkeypatch.setattr(environment, "_own_filters", [])
 
     def install():
         message = pickle.dumps(Environment.of_this_process())

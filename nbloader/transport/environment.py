@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import sys
 import warnings
 from functools import partial
@@ -98,11 +97,10 @@ class Settings(NamedTuple):
         for flag, value in self.flags.items():
             when_imported(flag.module, partial(_set_flag, flag, value))
         _install_filters(self.filters)
-        _set_levels(self.levels)
-        if self.float_errors != np.geterr():
-            np.seterr(**self.float_errors)
-        if self.print_options != _print_options():
-            np.set_printoptions(**self.print_options)
+        for name, level in self.levels.items():
+            logging.getLogger(name or None).setLevel(level)
+        np.seterr(**self.float_errors)
+        np.set_printoptions(**self.print_options)
 
 
 class Environment(NamedTuple):
@@ -139,41 +137,6 @@ class Environment(NamedTuple):
             log.warning(text, self.cwd, Path.cwd(), error)
 
 
-def _set_levels(levels: dict[str, int]) -> None:
-    """Set levels of loggers; "" is the root logger.
-
-    Levels are assigned directly, followed by a single call of `Logger.setLevel`: each call clears the caches of all
-    loggers, which depend on the levels.
-    """
-    loggers = [(logging.getLogger(name or None), level) for name, level in levels.items()]
-    changed = [(logger, level) for logger, level in loggers if logger.level != level]
-    for logger, level in changed:
-        logger.level = level
-    if changed:
-        logging.root.setLevel(logging.root.level)
-
-
-class _Expression:
-    """A regular expression of a filter, compiled only when a warning is matched against it.
-
-    Compiling one takes 0.2 ms, and most are never needed.
-
-    Args:
-        pattern: The expression.
-        flags: As for `re.compile`.
-    """
-
-    __slots__ = ("_flags", "pattern")
-
-    def __init__(self, pattern: str, flags: int = 0) -> None:
-        self.pattern = pattern
-        self._flags = flags
-
-    def match(self, text: str) -> re.Match[str] | None:
-        """Match like `re.Pattern.match`."""
-        return re.match(self.pattern, text, self._flags)
-
-
 def _print_options() -> dict[str, Any]:
     options: dict[str, Any] = {**np.get_printoptions()}
     return {name: options[name] for name in _PRINT_OPTIONS if name in options}
@@ -195,46 +158,26 @@ def _set_flag(flag: Global, value: Any) -> None:
 
 def _filters() -> list[Filter]:
     found = []
-    for entry in list(warnings.filters):
-        action, message, category, module, _line = entry
+    for action, message, category, module, line in list(warnings.filters):
         if action != "error":
-            found.append(_described(entry))
+            where = Global(category.__module__, getattr(category, "__qualname__", ""))
+            found.append(Filter(action, _pattern(message), where, _pattern(module), line))
         elif message is None and category is Warning and module is None:
             break  # no warning reaches the filters after it
     return found
-
-
-def _described(entry: Any) -> Filter:
-    """Convert an entry of `warnings.filters` to a `Filter`, which can be sent to a worker."""
-    action, message, category, module, line = entry
-    where = Global(category.__module__, getattr(category, "__qualname__", ""))
-    return Filter(action, _pattern(message), where, _pattern(module), line)
 
 
 def _pattern(expression: Any) -> str:
     return expression if isinstance(expression, str) else getattr(expression, "pattern", "")
 
 
-_own_filters: list[Any] = []
-"""In a worker: the warnings filters that its interpreter had at startup."""
-
-
 def _install_filters(filters: tuple[Filter, ...]) -> None:
-    """Install the filters, followed by those that this interpreter had at startup.
-
-    Existing entries are reused.
-    """
-    if not _own_filters:
-        _own_filters.extend(warnings.filters)
-    known = {_described(entry): entry for entry in (*_own_filters, *warnings.filters)}
+    """Install the filters, followed by those that this interpreter has."""
+    own = list(warnings.filters)
     warnings.resetwarnings()
     for wanted in filters:
-        if wanted in known:
-            warnings.filters.append(known[wanted])  # type: ignore[attr-defined]
-            continue
         category = getattr(sys.modules.get(wanted.category.module), wanted.category.name, None)
         if category is not None:
-            message = _Expression(wanted.message, re.IGNORECASE) if wanted.message else None
-            module = _Expression(wanted.module) if wanted.module else None
-            warnings.filters.append((wanted.action, message, category, module, wanted.line))  # type: ignore[attr-defined]
-    warnings.filters.extend([entry for entry in _own_filters if _described(entry) not in filters])  # type: ignore[attr-defined]
+            action: Any = wanted.action
+            warnings.filterwarnings(action, wanted.message, category, wanted.module, wanted.line, append=True)
+    warnings.filters.extend(own)  # type: ignore[attr-defined]
