@@ -27,8 +27,7 @@ BIG = 100_000
 
 
 def load(pickled: SharedPickle):
-    files = pickled.files()
-    return load_shared(files._replace(fds=tuple(map(os.dup, files.fds))))
+    return load_shared(pickled.files())
 
 
 class Holder:

@@ -126,14 +126,11 @@ class SharedPickle:
 
 
 def load_shared(files: Files) -> Any:
-    """In a worker: rebuild the object of a `SharedPickle`, and take ownership of the descriptors."""
+    """In a worker: rebuild the object of a `SharedPickle`."""
     views = []
     for fd, private in zip(files.fds, files.private, strict=True):
-        try:
-            kind = mmap.MAP_PRIVATE if private else mmap.MAP_SHARED
-            memory = mmap.mmap(fd, os.fstat(fd).st_size, flags=kind, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-        finally:
-            os.close(fd)
+        kind = mmap.MAP_PRIVATE if private else mmap.MAP_SHARED
+        memory = mmap.mmap(fd, os.fstat(fd).st_size, flags=kind, prot=mmap.PROT_READ | mmap.PROT_WRITE)
         views.append(memoryview(memory))
 
     def at(span: Span) -> memoryview:

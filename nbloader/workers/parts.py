@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 from nbloader._util import rng
 from nbloader._util.import_hooks import when_imported
-from nbloader.transport.dataset_payload import Files, load_shared
 from nbloader.workers.bootstrap import WorkerStart
 from nbloader.workers.fetcher import is_async
 from nbloader.workers.reachable import holds_generator
@@ -26,57 +26,15 @@ from nbloader.workers.worker_info import (
 )
 
 
-class PartsSource(Protocol):
-    """A source of copies of the dataset and functions."""
+def copied(parts: Parts) -> Parts:
+    """In a forked worker: copy the dataset, to take over the shard of another worker. All copies share the functions.
 
-    def load(self) -> Parts:
-        """Make a copy.
-
-        Raises:
-            Exception: Whatever the user's code raises.
-        """
-
-
-class PickledParts:
-    """A source that rebuilds copies from a pickle.
-
-    Args:
-        files: The files of the pickle. This object owns the descriptors.
+    The dataset is deep-copied, or copied shallowly if that fails, or shared if that fails, too.
     """
-
-    def __init__(self, files: Files) -> None:
-        self._files = files
-
-    def load(self) -> Parts:
-        """See `PartsSource`."""
-        files = self._files._replace(fds=tuple(map(os.dup, self._files.fds)))
-        return Parts(*load_shared(files))
-
-
-class InheritedParts:
-    """The source in a forked worker. The first "copy" is the inherited objects, which may hold open files, for example.
-
-    Further copies are made for an iterable dataset, if the worker takes over the shard of another worker. All copies
-    share the functions. The dataset is deep-copied, or copied shallowly if that fails, or shared if that fails, too.
-
-    Args:
-        parts: The objects of the notebook.
-    """
-
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-        self._given = False
-
-    def load(self) -> Parts:
-        """See `PartsSource`."""
-        if not self._given:
-            self._given = True
-            return self._parts
-        dataset = self._parts.dataset
-        for duplicate in (copy.deepcopy, copy.copy):
-            with contextlib.suppress(Exception):  # copying runs the user's code, which may raise anything
-                return self._parts._replace(dataset=duplicate(dataset))
-        return self._parts
+    for duplicate in (copy.deepcopy, copy.copy):
+        with contextlib.suppress(Exception):  # copying runs the user's code, which may raise anything
+            return parts._replace(dataset=duplicate(parts.dataset))
+    return parts
 
 
 class WorkerParts:
@@ -84,15 +42,16 @@ class WorkerParts:
 
     Args:
         start: Which worker this is.
-        source: Where the dataset and functions come from.
+        parts: The dataset and functions.
+        another: Makes another copy of them, for an iterable dataset.
 
     Raises:
-        Exception: Whatever rebuilding the dataset or `worker_init_fn` raises.
+        Exception: Whatever `worker_init_fn` raises.
     """
 
-    def __init__(self, start: WorkerStart, source: PartsSource) -> None:
-        self._source = source
-        self.dataset, self.collate_fn, worker_init_fn, self.on_error = source.load()
+    def __init__(self, start: WorkerStart, parts: Parts, another: Callable[[], Parts]) -> None:
+        self._another = another
+        self.dataset, self.collate_fn, worker_init_fn, self.on_error = parts
         when_imported("torch", _set_up_torch)
         seed = start.spec.seed + start.worker
         asynchronous = start.spec.iterable is None and is_async(self.dataset)
@@ -116,7 +75,7 @@ class WorkerParts:
 
     def copy_dataset(self) -> tuple[Any, Any]:
         """Make another copy of the dataset and `worker_init_fn`, for an `IterableFetcher`."""
-        parts = self._source.load()
+        parts = self._another()
         return parts.dataset, parts.worker_init_fn
 
 

@@ -36,11 +36,12 @@ from nbloader.events.remote_errors import describe
 from nbloader.shm.segment import NO_SEGMENT, SegmentWriter
 from nbloader.transport import stack_probe
 from nbloader.transport.channel import ROUND_ROBIN, Bytes, Channel, Kind
+from nbloader.transport.dataset_payload import load_shared
 from nbloader.transport.mp_objects import run_finalizers
 from nbloader.workers.bootstrap import InitMessage, WorkerStart
 from nbloader.workers.fetcher import is_async
 from nbloader.workers.line_sampler import LineSampler
-from nbloader.workers.parts import InheritedParts, PartsSource, PickledParts, WorkerParts
+from nbloader.workers.parts import WorkerParts, copied
 from nbloader.workers.producer import ProducedBatch, Producer, SegmentStore
 from nbloader.workers.seeders import load_seeders
 from nbloader.workers.seeding import Seed, Seeding, keep_state
@@ -93,7 +94,7 @@ def main_forked(fd: int, status: int, stack: int, start: WorkerStart, parts: Par
         parts: The dataset and functions themselves.
     """
     pickle_by_name()
-    _work(fd, lambda _channel: Assets(start, status, stack, lambda: InheritedParts(parts), []))
+    _work(fd, lambda _channel: Assets(start, status, stack, lambda: (parts, partial(copied, parts)), []))
 
 
 def _work(fd: int, get_assets: Callable[[Channel], Assets]) -> None:
@@ -124,8 +125,9 @@ class Assets(NamedTuple):
     """Descriptor of the file for the worker's `SharedStatus`."""
     stack: int
     """Descriptor of the pipe for the worker's stack."""
-    source: Callable[[], PartsSource]
-    """Returns the source of the dataset and functions. Raises OSError if their files could not be received."""
+    load: Callable[[], tuple[Parts, Callable[[], Parts]]]
+    """Returns the dataset and functions, and a function that makes another copy of them. Raises OSError if their files
+    could not be received, and whatever the user's code raises."""
     frames: list[tuple[int, Bytes]]
     """Frames that were received already."""
 
@@ -141,11 +143,15 @@ def _receive_assets(channel: Channel) -> Assets:
     status, stack = channel.take_fd(), channel.take_fd()
     message.environment.install()
 
-    def source() -> PartsSource:
+    def load() -> tuple[Parts, Callable[[], Parts]]:
         files = message.files._replace(fds=tuple(channel.take_fd() for _ in message.files.private))
-        return PickledParts(files)
 
-    return Assets(message.start, status, stack, source, later)
+        def unpickled() -> Parts:
+            return Parts(*load_shared(files))
+
+        return unpickled(), unpickled
+
+    return Assets(message.start, status, stack, load, later)
 
 
 def _initialize(channel: Channel, assets: Assets) -> WorkerLoop | ConcurrentWorkerLoop | None:
@@ -166,7 +172,7 @@ def _initialize(channel: Channel, assets: Assets) -> WorkerLoop | ConcurrentWork
     forget_use()
     try:
         load_seeders(start.spec.seeders)
-        parts = WorkerParts(start, assets.source())
+        parts = WorkerParts(start, *assets.load())
     except Exception as error:  # noqa: BLE001 - whatever the user's code raises goes to the notebook
         channel.send(Kind.INIT_ERROR, pickle.dumps(describe(error)))
         return None
