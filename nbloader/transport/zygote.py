@@ -46,7 +46,7 @@ from nbloader._util.signals import interrupts_deferred
 from nbloader.transport import zygote_process
 from nbloader.transport.channel import Channel, Kind
 from nbloader.transport.interpreter import start_interpreter, worker_environment
-from nbloader.transport.zygote_process import Run, WorkerFds, in_request, serve
+from nbloader.transport.zygote_process import Run, WorkerFds, serve
 
 if HAS_ZYGOTES:
     from nbloader._platform.forking import (
@@ -117,7 +117,7 @@ class Zygote:
         """
         if self._channel is None:
             raise BrokenPipeError("the process that workers are forked from was not started")
-        self._channel.send(Kind.FORK, body, fds=in_request(lifeline, fds))
+        self._channel.send(Kind.FORK, body, fds=(lifeline, *fds))
 
     def close(self) -> None:
         """End the process, and with it every worker that it has forked."""

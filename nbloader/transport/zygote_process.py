@@ -38,12 +38,15 @@ WORKER_MODULE = "nbloader.workers.process_worker"
 
 
 class WorkerFds(NamedTuple):
-    """The descriptors of a request, as the worker gets them."""
+    """The descriptors of a worker, in the order in which they are sent after the lifeline.
 
+    Standard error comes first: together with the lifeline, it can report that the others could not be received.
+    """
+
+    stderr: int
     sock: int
     """The connection to the notebook's process."""
     stdout: int
-    stderr: int
     status: int
     """The file for the worker's `SharedStatus`."""
     stack: int
@@ -124,24 +127,16 @@ def _fork_worker(
     except OSError as error:
         _refuse(error, fds)
         return
-    lifeline, stderr, *others = fds
+    lifeline, *others = fds
     if pid == 0:
         for fd in (lifeline, *own, *lifelines.values()):
             os.close(fd)
-        become_worker(run, WorkerFds(others[0], others[1], stderr, others[2], others[3]))
+        become_worker(run, WorkerFds(*others))
     lifelines[pid] = lifeline
     with contextlib.suppress(BrokenPipeError):  # the pool has given up: the worker will see a closed connection
         os.write(lifeline, LIFELINE.pack(pid))
-    for fd in fds[1:]:
+    for fd in others:
         os.close(fd)
-
-
-def in_request(lifeline: int, fds: WorkerFds) -> tuple[int, ...]:
-    """Return the descriptors of a request in the order in which they are sent.
-
-    The lifeline and standard error come first: they can report that the others could not be received.
-    """
-    return lifeline, fds.stderr, fds.sock, fds.stdout, fds.status, fds.stack
 
 
 def become_worker(run: Callable[[WorkerFds], object], fds: WorkerFds) -> NoReturn:

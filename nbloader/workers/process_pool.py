@@ -90,8 +90,6 @@ _clock = time.perf_counter_ns
 STATUS_TIMEOUT = 5.0
 """Seconds to wait for the wait status of a worker whose connection has closed. On a busy machine, an interpreter with
 torch needs more than one second to exit."""
-MAX_DYING = 4
-"""Maximum number of killed processes that may still be exiting when another process is started."""
 
 
 class ProcessSetup(NamedTuple):
@@ -163,7 +161,7 @@ class ProcessKind(WorkerKind):
 
 
 class Descriptors(NamedTuple):
-    """The file descriptors that connect the notebook's process and a worker, as one of the two sides holds them."""
+    """The descriptors that connect the notebook's process to a worker."""
 
     sock: socket.socket
     stdout: int
@@ -173,11 +171,11 @@ class Descriptors(NamedTuple):
     """A file for the worker's `SharedStatus`; both sides map it."""
 
 
-def connect(ours: list[int], theirs: list[int]) -> tuple[Descriptors, Descriptors]:
+def connect(ours: list[int], theirs: list[int]) -> tuple[Descriptors, WorkerFds]:
     """Create the descriptors that connect this process to a worker.
 
     Args:
-        ours: Receives the descriptors, apart from sockets, of the notebook's process, also if this fails.
+        ours: Receives the descriptors, apart from the socket, of the notebook's process, also if this fails.
         theirs: Receives those that are to be closed after they were sent to the worker.
 
     Returns:
@@ -194,9 +192,10 @@ def connect(ours: list[int], theirs: list[int]) -> tuple[Descriptors, Descriptor
     for fd in (stdout, stderr, stack, stack_theirs):
         os.set_blocking(fd, False)
     sock, sock_theirs = socket.socketpair()
+    theirs.append(sock_theirs.detach())
     return (
         Descriptors(sock, stdout, stderr, stack, status),
-        Descriptors(sock_theirs, stdout_theirs, stderr_theirs, stack_theirs, status),
+        WorkerFds(stderr_theirs, theirs[-1], stdout_theirs, status, stack_theirs),
     )
 
 
@@ -356,7 +355,6 @@ class ProcessPool(WorkerPool):
         Raises:
             OSError: The system provides no process, pipe or memory.
         """
-        self._await_dying()
         forked = isinstance(setup, Parts)
         start = WorkerStart(worker, spec if forked or spec.seeders else replace(spec, seeders=dump_seeders()))
         if isinstance(setup, ProcessSetup):
@@ -364,7 +362,6 @@ class ProcessPool(WorkerPool):
         zygote = None if self._spawns else self._zygote_for(setup)
         ours: list[int] = []
         handle: ProcessHandle | None = None
-        theirs: Descriptors | None = None
         try:
             ends, theirs = connect(ours, self._handed)
             handle = ProcessHandle(worker, ends, ours)
@@ -374,33 +371,26 @@ class ProcessPool(WorkerPool):
             else:
                 open_pipe(ours, self._handed)
                 handle.lifeline = ours[-1]
-                fds = WorkerFds(theirs.sock.fileno(), theirs.stdout, theirs.stderr, theirs.status, theirs.stack)
                 body = dump(start, None, NamePickler) if forked else b""
                 try:
-                    zygote.fork(body, self._handed[-1], fds)
+                    zygote.fork(body, self._handed[-1], theirs)
                 except BrokenPipeError:  # it is being killed: its connection closes before it has ended
                     zygote.close()
                     if forked:
                         raise
                     handle.zygote = zygote = self._zygote_for(setup)
-                    zygote.fork(body, self._handed[-1], fds)
+                    zygote.fork(body, self._handed[-1], theirs)
             self._register(handle)
-            uid = handle.uid
-            self._handles[uid] = handle
-        except BaseException:  # includes interrupts
-            if handle is not None and handle.uid not in self._handles:
-                self._discard(handle)
-            elif handle is None:
-                close_all(ours)
-            close_all(self._handed)
-            if theirs is not None:
-                theirs.sock.close()
-            raise
-        try:
+            self._handles[handle.uid] = handle
             if isinstance(setup, ProcessSetup):
                 self._send_setup(handle, theirs, start, setup)
+        except BaseException:  # includes interrupts
+            if handle is None:
+                close_all(ours)
+            elif handle.uid not in self._handles:
+                self._discard(handle)
+            raise
         finally:
-            theirs.sock.close()
             close_all(self._handed)
         return handle
 
@@ -482,7 +472,7 @@ class ProcessPool(WorkerPool):
         """See `WorkerPool`."""
         self._stale = True
 
-    def _send_setup(self, handle: ProcessHandle, theirs: Descriptors, start: WorkerStart, setup: ProcessSetup) -> None:
+    def _send_setup(self, handle: ProcessHandle, theirs: WorkerFds, start: WorkerStart, setup: ProcessSetup) -> None:
         pickled = setup.pickled
         files = pickled.files()
         inherited, handed = InheritedState.of_this_process(pickled.spawning)
@@ -495,17 +485,6 @@ class ProcessPool(WorkerPool):
             self._send(handle, (Kind.HANDED, b""), fds=tuple(handed[first : first + MAX_FDS]))
         fds = (theirs.status, theirs.stack, *files.fds)
         self._send(handle, (Kind.INIT, pickle.dumps(message, 5)), fds=fds)
-
-    def _await_dying(self) -> None:
-        """Wait until at most `MAX_DYING` killed processes are still exiting: each of them has open descriptors.
-
-        This reads from no other worker. The death of another worker must be reported, by the next poll, before that
-        worker is given batches.
-        """
-        deadline = time.monotonic() + STATUS_TIMEOUT
-        while len(dying := [handle for handle in self._handles.values() if handle.killed]) > MAX_DYING:
-            if not self._await_end(dying, deadline):
-                break
 
     def _await_end(self, handles: list[ProcessHandle], deadline: float) -> bool:
         """Wait for the end of at least one of these workers. Return False if there is none until the deadline."""
@@ -527,9 +506,9 @@ class ProcessPool(WorkerPool):
                 handle.kill()
         return len(self._handles) < before
 
-    def _spawn(self, handle: ProcessHandle, theirs: Descriptors) -> None:
+    def _spawn(self, handle: ProcessHandle, theirs: WorkerFds) -> None:
         open_pipe(self._handed, handle.fds)
-        sock, parent = theirs.sock.fileno(), self._handed[-1]
+        sock, parent = theirs.sock, self._handed[-1]
         # In its own session, an interrupt of the notebook does not reach the worker, which may not ignore it yet.
         process = start_interpreter(
             f"from nbloader.workers.process_worker import main; main({sock}, {parent})", (sock, parent),
