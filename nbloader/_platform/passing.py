@@ -12,11 +12,10 @@ CAN_PASS = hasattr(socket, "SCM_RIGHTS")
 """Whether the system passes descriptors. Windows does not."""
 _CLOSE_ON_EXEC = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
 # Plain ints: adding two flags of an enum takes 1 us.
-DONT_WAIT = int(getattr(socket, "MSG_DONTWAIT", 0))
-"""Flag of `recv`: return at once if there is nothing to read."""
 RECEIVE = _CLOSE_ON_EXEC
 """Flags of `recvmsg`: programs that a dataset runs must not inherit our descriptors."""
-RECEIVE_AT_ONCE = _CLOSE_ON_EXEC | DONT_WAIT
+RECEIVE_AT_ONCE = _CLOSE_ON_EXEC | int(getattr(socket, "MSG_DONTWAIT", 0))
+"""The same, and return at once if there is nothing to read."""
 CUT_OFF = int(getattr(socket, "MSG_CTRUNC", 0))
 """Flag of a message some of whose descriptors were lost, because this process has reached its limit of open files."""
 

@@ -14,20 +14,11 @@ import socket
 import struct
 from collections.abc import Iterable
 from enum import IntEnum, unique
-from itertools import starmap
 from typing import NamedTuple, TypeAlias
 
 from nbloader._platform import open_files_limit
-from nbloader._platform.descriptors import close_all, open_into
-from nbloader._platform.passing import (
-    CUT_OFF,
-    DONT_WAIT,
-    RECEIVE,
-    RECEIVE_AT_ONCE,
-    from_message,
-    space_for,
-    with_message,
-)
+from nbloader._platform.descriptors import close_all
+from nbloader._platform.passing import CUT_OFF, RECEIVE, RECEIVE_AT_ONCE, from_message, space_for, with_message
 
 Bytes: TypeAlias = "bytes | bytearray | memoryview"
 
@@ -36,13 +27,9 @@ HEADER = struct.Struct("<QI")
 HEADER_SIZE = HEADER.size
 READ_SIZE = 1 << 16
 """Maximum bytes per read. It is below malloc's mmap threshold: a larger buffer costs page faults at every call."""
-MAX_PIECES = 512
-"""Maximum number of buffers per system call; the kernel accepts 1024."""
 MAX_FDS = 64
 """Maximum number of descriptors per frame."""
 ANCILLARY_SIZE = space_for(MAX_FDS)
-_READ = ((READ_SIZE, ANCILLARY_SIZE, RECEIVE),)  # arguments of `recvmsg`
-_READ_AT_ONCE = ((READ_SIZE, ANCILLARY_SIZE, RECEIVE_AT_ONCE),)
 ROUND_ROBIN = b"\1"
 """Body of a READY frame: batches must be assigned to workers in turn."""
 LOST = -1
@@ -114,16 +101,12 @@ class Channel:
 
     def __init__(self, sock: socket.socket, *, blocking: bool) -> None:
         sock.setblocking(blocking)
-        self._blocking = blocking
         self._sock = sock
         self._fileno = sock.fileno()
-        self._tail = b""
-        self._large: bytearray | None = None  # body of a frame that is larger than one read
-        self._large_kind = 0
-        self._large_got = 0
+        self._received = bytearray()
+        """What has arrived of frames that are not complete."""
         self._fds: list[int] = []
-        self._ancillary: list[tuple[int, int, bytes]] = []
-        """Holds the descriptors that have arrived, until they are in `_fds`."""
+        """The descriptors that have arrived and were not taken."""
         self._backlog: collections.deque[_Unsent] = collections.deque()
 
     def fileno(self) -> int:
@@ -140,7 +123,7 @@ class Channel:
 
         Args:
             kind: What the frame holds.
-            parts: The body, in buffers that are sent without joining them.
+            parts: The body, in buffers that are sent without joining them. They must not change until they are sent.
             fds: Descriptors to send with the frame; the caller keeps (and closes) its own.
 
         Raises:
@@ -154,15 +137,13 @@ class Channel:
         Raises:
             OSError: See `send`.
         """
-        self._send([piece for kind, body in frames for piece in (HEADER.pack(len(body), kind), body)], fds)
+        self._send([b"".join(HEADER.pack(len(body), kind) + body for kind, body in frames)], fds)
 
     def _send(self, pieces: list[Bytes], fds: tuple[int, ...]) -> None:
         if self._backlog:  # only the notebook's end has one
             self._keep(pieces, fds)
             self.flush()
             return
-        if len(pieces) > MAX_PIECES:
-            pieces = [b"".join(pieces)]
         try:
             sent = self._sock.sendmsg(pieces, with_message(fds) if fds else ())
         except BlockingIOError:
@@ -180,27 +161,19 @@ class Channel:
     def _keep(self, pieces: list[Bytes], fds: tuple[int, ...]) -> None:
         """Queue buffers until the socket is writable; the descriptors are sent with the first one.
 
-        The notebook's end copies buffers that may change meanwhile. The worker's end sends everything before it
-        returns.
-
         Raises:
             OSError: A descriptor cannot be duplicated (EMFILE). Nothing is queued.
         """
         copies: list[int] = []
         try:
             for fd in fds:
-                open_into(copies, os.dup, fd)
-            kept = [_Unsent(self._kept(piece), []) for piece in pieces]
-            kept[0] = _Unsent(kept[0].data, copies)
-            self._backlog += kept  # the last instruction: an interrupt comes before it, or finds the copies queued
-        except BaseException:  # includes interrupts
+                copies.append(os.dup(fd))  # noqa: PERF401 - those before a failure are closed
+        except OSError:
             close_all(copies)
             raise
-
-    def _kept(self, piece: Bytes) -> memoryview:
-        """Return a buffer that does not change until it is sent."""
-        view = memoryview(piece)
-        return view if self._blocking or view.readonly else memoryview(bytes(view))
+        for piece in pieces:
+            self._backlog.append(_Unsent(memoryview(piece), copies))
+            copies = []
 
     def flush(self) -> None:
         """Send what is queued, as far as the socket accepts it (all of it on a blocking one)."""
@@ -225,56 +198,45 @@ class Channel:
         Raises:
             EOFError: The other end is closed and everything it sent has been read.
         """
-        frames: list[tuple[int, Bytes]] = []
-        if self._large is not None:
-            self._fill_large(frames, 0 if wait else DONT_WAIT)
-            return frames
-        try:  # the assignment calls `recvmsg`, so no signal handler runs between the two; see `open_into`
-            [(data, ancillary, flags, _address)] = starmap(self._sock.recvmsg, _READ if wait else _READ_AT_ONCE)
+        try:
+            data, ancillary, flags, _address = self._sock.recvmsg(
+                READ_SIZE, ANCILLARY_SIZE, RECEIVE if wait else RECEIVE_AT_ONCE
+            )
         except BlockingIOError:
-            return frames
+            return []
         except ConnectionResetError as error:
             raise EOFError from error
-        if ancillary or flags & CUT_OFF:
-            self._ancillary = ancillary
-            self._keep_fds(flags)
+        if ancillary:
+            self._fds += from_message(ancillary)
+        if flags & CUT_OFF:
+            self._fds.append(LOST)
         if not data:
             raise EOFError
-        if self._tail:
-            data = self._tail + data
-        position, end = 0, len(data)
-        while end - position >= HEADER_SIZE:
-            size, kind = HEADER.unpack_from(data, position)
+        received = self._received
+        received += data
+        frames: list[tuple[int, Bytes]] = []
+        position = 0
+        while len(received) - position >= HEADER_SIZE:
+            size, kind = HEADER.unpack_from(received, position)
             start = position + HEADER_SIZE
-            if size > end - start:
-                if size > READ_SIZE:
-                    self._large, self._large_kind, self._large_got = bytearray(size), kind, end - start
-                    self._large[: end - start] = data[start:]
-                    position = end
+            if len(received) - start < size:
                 break
             position = start + size
-            frames.append((kind, data[start:position]))
-        self._tail = data[position:]
+            frames.append((kind, received[start:position]))
+        del received[:position]
         return frames
 
-    def take_fd(self, into: list[int] | None = None) -> int:
+    def take_fd(self) -> int:
         """Return the oldest descriptor that has arrived and was not taken yet. The caller owns it.
-
-        Args:
-            into: Receives the descriptor, so that an interrupt does not lose it.
 
         Raises:
             OSError: This process has too many open files (EMFILE): the descriptor was sent, but not received.
         """
-        fd = self._fds[0]
+        fd = self._fds.pop(0)
         if fd == LOST:
-            del self._fds[0]
             limit = open_files_limit()
             text = f"{os.strerror(errno.EMFILE)} in process {os.getpid()}: raise `ulimit -n` (RLIMIT_NOFILE={limit})"
             raise OSError(errno.EMFILE, text)
-        if into is not None:
-            into += [fd]
-        del self._fds[0]
         return fd
 
     def shut_down(self) -> None:
@@ -284,31 +246,9 @@ class Channel:
 
     def close(self) -> None:
         """Close the socket and every descriptor that was not taken."""
-        self._keep_fds(0)  # if `receive` was interrupted
         self._fds = [fd for fd in self._fds if fd != LOST]
         close_all(self._fds)
         for unsent in self._backlog:
             close_all(unsent.fds)
         self._backlog.clear()
         self._sock.close()
-
-    def _fill_large(self, frames: list[tuple[int, Bytes]], flags: int) -> None:
-        assert self._large is not None  # noqa: S101 - for the type checker
-        try:
-            got = self._sock.recv_into(memoryview(self._large)[self._large_got :], 0, flags)
-        except BlockingIOError:
-            return
-        except ConnectionResetError as error:
-            raise EOFError from error
-        if not got:
-            raise EOFError
-        self._large_got += got
-        if self._large_got == len(self._large):
-            frames.append((self._large_kind, self._large))
-            self._large = None
-
-    def _keep_fds(self, flags: int) -> None:
-        fds = from_message(self._ancillary)
-        if flags & CUT_OFF:
-            fds += [LOST]
-        self._fds, self._ancillary = self._fds + fds, []  # at once: an interrupt neither loses nor duplicates them

@@ -646,12 +646,11 @@ class ProcessPool(WorkerPool):
     @staticmethod
     def _read_segments(handle: ProcessHandle, kind: int, body: Bytes) -> None:
         if kind == Kind.SEGMENT:
-            taken: list[int] = []
+            fd = handle.channel.take_fd()
             try:
-                handle.segments.add(int.from_bytes(body, "little"), handle.channel.take_fd(taken))
+                handle.segments.add(int.from_bytes(body, "little"), fd)
             finally:
-                for fd in taken:
-                    os.close(fd)
+                os.close(fd)
         else:
             for number in pickle.loads(body):
                 handle.segments.forget(number)
