@@ -41,9 +41,8 @@ def share(obj: Any) -> Any:
 
     **Lists, tuples and dicts.** Without `share`, each worker that uses Python objects has its own copy of them. A
     shared list or dict is read-only. It stores the pickles of its items in one block of memory. Each access unpickles
-    one item (3 us for a dict with a list of four numbers), so every access returns a new object. Strings, `bytes` and
-    numbers are stored without pickling and take less memory than in Python. An object that two items have in common is
-    stored with both.
+    one item (3 us for a dict with a list of four numbers), so every access returns a new object. An object that two
+    items have in common is stored with both.
 
     Args:
         obj: A NumPy array of any shape, and of any dtype but object; a list, tuple or dict with items that can be

@@ -4,8 +4,7 @@
 
 A process that reads a Python object also writes to it, because each access changes a reference count. Objects that are
 shared by fork are therefore copied to each worker, page by page, as an epoch goes on. Pickles in a memory file are not
-copied, so one copy serves the notebook and all workers. Strings, `bytes`, and numbers of one type are stored without
-pickling.
+copied, so one copy serves the notebook and all workers.
 
 Workers cannot import classes and functions that are defined in the notebook. These are kept in a table next to the
 items, and an item's pickle refers to them by number.
@@ -16,14 +15,13 @@ from __future__ import annotations
 import bisect
 import hashlib
 import io
-import itertools
 import operator
 import pickle
 import uuid
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import FunctionType
-from typing import Any, Generic, NoReturn, Protocol, TypeVar, overload
+from typing import Any, Generic, NoReturn, TypeAlias, TypeVar, overload
 
 import numpy as np
 
@@ -34,7 +32,6 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 _MASK = (1 << 64) - 1
-_NUMBERS: dict[type, type] = {int: np.int64, float: np.float64, bool: np.bool_}
 
 
 # ---- classes of the notebook ----------------------------------------------------------------------------------------
@@ -89,102 +86,43 @@ class _ItemPickler(pickle.Pickler):
         return _global, (self._table.key, self._table.number_of(obj))
 
 
-# ---- packed items ---------------------------------------------------------------------------------------------------
+# ---- pickled items --------------------------------------------------------------------------------------------------
+
+_Array: TypeAlias = "np.ndarray[Any, Any]"
 
 
-class _Packed(Protocol):
-    """Items that are stored in arrays."""
+class _Items:
+    """Pickles, one after the other.
 
-    @property
-    def arrays(self) -> list[np.ndarray[Any, Any]]:
-        """The arrays that hold the items."""
+    Args:
+        data: Their bytes.
+        ends: Where each begins, and where the last one ends.
+    """
+
+    def __init__(self, data: _Array, ends: _Array) -> None:
+        self._data = data
+        self._ends = ends
+        self.nbytes = data.nbytes + ends.nbytes
 
     def item(self, position: int) -> Any:
         """Return the item at a position, from 0 to the number of items - 1."""
+        return pickle.loads(self._data.data[self._ends.item(position) : self._ends.item(position + 1)])
 
 
-class _Numbers:
-    """Numbers of one type."""
-
-    def __init__(self, values: np.ndarray[Any, Any]) -> None:
-        self.arrays = [values]
-        self.view = values.data
-        self.item = values.item
-
-    def __reduce__(self) -> Any:
-        return _Numbers, tuple(self.arrays)
-
-
-class _Records:
-    """Items of various sizes: pickles, strings or bytes."""
-
-    decode: Callable[[memoryview], Any]
-
-    def __init__(self, data: np.ndarray[Any, Any], ends: np.ndarray[Any, Any]) -> None:
-        self.arrays = [data, ends]
-        self._data = data.data
-        self._ends = ends.data
-
-    def item(self, position: int) -> Any:
-        """See `_Packed`."""
-        ends = self._ends
-        return self.decode(self._data[ends[position] : ends[position + 1]])
-
-    def __reduce__(self) -> Any:
-        return type(self), tuple(self.arrays)
-
-
-class _Pickles(_Records):
-    decode = staticmethod(pickle.loads)
-
-
-class _Texts(_Records):
-    @staticmethod
-    def decode(view: memoryview) -> str:
-        return str(view, "utf-8")
-
-
-class _Blobs(_Records):
-    decode = bytes
-
-
-def _pack(items: Sequence[Any], table: _Globals) -> _Packed:
-    kinds = set(map(type, items))
-    kind = kinds.pop() if len(kinds) == 1 else object
-    if kind in _NUMBERS:
-        try:
-            return _Numbers(np.fromiter(items, _NUMBERS[kind], len(items)))
-        except OverflowError:  # an int of more than 64 bits
-            return _pickled(items, table)
-    if kind is bytes:
-        return _Blobs(*_joined(items))
-    if kind is str:
-        try:
-            return _Texts(*_joined([text.encode() for text in items]))
-        except UnicodeEncodeError:  # a lone surrogate
-            return _pickled(items, table)
-    return _pickled(items, table)
-
-
-def _joined(parts: Sequence[bytes]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    ends = np.fromiter(itertools.accumulate(map(len, parts), initial=0), np.int64, len(parts) + 1)
-    return np.frombuffer(b"".join(parts), np.uint8), ends
-
-
-def _pickled(items: Sequence[Any], table: _Globals) -> _Pickles:
-    ends = np.zeros(len(items) + 1, np.int64)
+def _pickled(items: Iterable[Any], size: int, table: _Globals) -> tuple[_Array, _Array]:
+    """Return the arguments of `_Items`."""
+    ends = np.zeros(size + 1, np.int64)
     file = io.BytesIO()
     pickler = _ItemPickler(file, table)
     for position, item in enumerate(items, 1):
         pickler.dump(item)
         pickler.clear_memo()
         ends[position] = file.tell()
-    return _Pickles(np.frombuffer(file.getbuffer(), np.uint8), ends)
+    return np.frombuffer(file.getbuffer(), np.uint8), ends
 
 
-def _shared(*packed: _Packed) -> list[Any]:
-    """Copy packed items to one memory file and return the copies."""
-    arrays = [array for part in packed for array in part.arrays]
+def _shared(*arrays: _Array) -> list[_Array]:
+    """Copy arrays to one memory file and return the copies."""
     file = MemoryFile()
     starts = [file.add(array.data.cast("B") if array.nbytes else memoryview(b"")) for array in arrays]
     file.seal()
@@ -193,8 +131,7 @@ def _shared(*packed: _Packed) -> list[Any]:
     for array, start in zip(arrays, starts, strict=True):
         copies.append(np.ndarray(array.shape, array.dtype, memory, start))
         copies[-1].flags.writeable = False
-    remaining = iter(copies)
-    return [type(part)(*itertools.islice(remaining, len(part.arrays))) for part in packed]
+    return copies
 
 
 # ---- the containers -------------------------------------------------------------------------------------------------
@@ -232,7 +169,7 @@ class SharedSequence(_Fixed, Sequence[T], Generic[T]):
     def __init__(self, items: Sequence[T]) -> None:
         self._size = len(items)
         self._globals = _Globals()
-        (self._items,) = _shared(_pack(items, self._globals))
+        self._items = _Items(*_shared(*_pickled(items, self._size, self._globals)))
         _tables[self._globals.key] = self._globals
 
     def __len__(self) -> int:
@@ -268,7 +205,7 @@ class SharedSequence(_Fixed, Sequence[T], Generic[T]):
     @property
     def nbytes(self) -> int:
         """Size in memory, in bytes."""
-        return sum(array.nbytes for array in self._items.arrays)
+        return self._items.nbytes
 
     def __repr__(self) -> str:
         return f"<shared list of {self._size:,} items, {self.nbytes / 1e6:,.1f} MB>"
@@ -291,14 +228,11 @@ class SharedMapping(_Fixed, Mapping[K, V], Generic[K, V]):
         keys = list(items)
         hashes = np.fromiter(map(_hash, keys), np.uint64, len(keys))
         order = np.argsort(hashes, kind="stable")
-        self._keys: _Packed
-        self._values: _Packed
-        self._hashes: _Numbers
-        self._positions: _Numbers
-        self._keys, self._values, self._hashes, self._positions = _shared(
-            _pack(keys, self._globals), _pack(list(items.values()), self._globals),
-            _Numbers(hashes[order]), _Numbers(order),
+        *pickles, self._hashes, self._positions = _shared(
+            *_pickled(keys, self._size, self._globals), *_pickled(items.values(), self._size, self._globals),
+            hashes[order], order,
         )  # fmt: skip
+        self._keys, self._values = _Items(*pickles[:2]), _Items(*pickles[2:])
         _tables[self._globals.key] = self._globals
 
     def __len__(self) -> int:
@@ -321,10 +255,10 @@ class SharedMapping(_Fixed, Mapping[K, V], Generic[K, V]):
             hashed = _hash(key)
         except TypeError:
             return -1
-        hashes = self._hashes.view
+        hashes = self._hashes.data
         found = bisect.bisect_left(hashes, hashed)
         while found < self._size and hashes[found] == hashed:
-            position: int = self._positions.item(found)
+            position = int(self._positions[found])
             if self._keys.item(position) == key:
                 return position
             found += 1
@@ -336,8 +270,7 @@ class SharedMapping(_Fixed, Mapping[K, V], Generic[K, V]):
     @property
     def nbytes(self) -> int:
         """Size in memory, in bytes."""
-        parts = self._keys, self._values, self._hashes, self._positions
-        return sum(array.nbytes for part in parts for array in part.arrays)
+        return self._keys.nbytes + self._values.nbytes + self._hashes.nbytes + self._positions.nbytes
 
     def __repr__(self) -> str:
         return f"<shared dict of {self._size:,} items, {self.nbytes / 1e6:,.1f} MB>"
