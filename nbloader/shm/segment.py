@@ -5,7 +5,7 @@ returned when the last array or tensor that views it is garbage-collected. So a 
 memory, never correctness. If the notebook's process was forked in the meantime, the child process may view the segment
 for any length of time; such a segment is not written again.
 
-    worker:   SegmentWriter.begin() -> write -> commit() -> send the number    (abort() if writing failed)
+    worker:   SegmentWriter.begin() -> write -> send the number    (abort() if writing failed)
     notebook: SegmentReader.view() -> lend() -> arrays on the view -> it is collected -> number back with the next task
 
 A batch that arrives inside its message is copied to a slab, which holds several small batches (`SegmentReader.store`).
@@ -21,7 +21,6 @@ to the system.
 from __future__ import annotations
 
 import collections
-import ctypes
 import functools
 import mmap
 import os
@@ -42,11 +41,7 @@ INLINE_LIMIT = 16 * 1024
 """Batches smaller than this (in bytes) are sent inside their message: one copy is cheaper than managing a segment."""
 
 SLAB_SIZE = 4 * INLINE_LIMIT
-"""Size of a slab in bytes. A slab holds small batches, and is free again when nobody views any of them."""
-_SLAB = ctypes.c_char * SLAB_SIZE
-_NO_SLAB = memoryview(bytearray())
-FREE_SLABS = 8
-"""Maximum number of free slabs per worker that are kept for reuse."""
+"""Size of a slab in bytes. A slab holds small batches, and is released when nobody views any of them."""
 
 NO_SEGMENT = -1
 """Takes the place of a segment's number if the memory is a buffer of this process."""
@@ -183,8 +178,7 @@ class SegmentWriter:
     """The segments of one worker.
 
     Args:
-        announce: Notifies the reader of a new segment, given its number and its descriptor. Called before the segment's
-            first batch is sent.
+        announce: Notifies the reader of a new segment, given its number and its descriptor.
         retire: Notifies the reader that segments are no longer used, given their numbers.
     """
 
@@ -192,9 +186,7 @@ class SegmentWriter:
         self._announce = announce
         self._retire = retire
         self._free = FreeSegments()
-        self._sizes: dict[int, int] = {}
         self._maps: dict[int, Any] = {}
-        self._unannounced: dict[int, int] = {}  # descriptors of segments that were not committed yet
         self._created = 0
 
     def begin(self, nbytes: int) -> Block:
@@ -214,16 +206,8 @@ class SegmentWriter:
         if number is None:
             number = self._create(size)
         memory = self._maps[number]
-        self._drop(self._free.unused(time.monotonic()))
+        self.discard(self._free.unused(time.monotonic()))
         return Block(number, memory)
-
-    def commit(self, block: Block) -> None:
-        """Hand a written batch to the reader. The block is reused when the reader has returned it."""
-        if self._unannounced and (fd := self._unannounced.pop(block.number, None)) is not None:
-            try:
-                self._announce(block.number, fd)
-            finally:
-                os.close(fd)
 
     def abort(self, block: Block) -> None:
         """Give up a block whose batch was not written; nobody will read it."""
@@ -233,41 +217,32 @@ class SegmentWriter:
     def give_back(self, numbers: Iterable[int]) -> None:
         """Reuse these segments: nobody views them any more."""
         for number in numbers:
-            self._free.put(number, self._sizes[number], time.monotonic())
+            self._free.put(number, len(self._maps[number]), time.monotonic())
 
     def discard(self, numbers: list[int]) -> None:
-        """Drop segments that must not be written again: see `SegmentReader.inherited`."""
-        self._drop(numbers)
+        """Drop segments, for example those that must not be written again: see `SegmentReader.inherited`."""
+        for number in numbers:
+            del self._maps[number]
+        if numbers:
+            self._retire(numbers)
 
     def rest(self) -> None:
         """Keep only one segment, for the first batch of the next epoch. Called when idle."""
-        self._drop(self._free.all_but_one())
+        self.discard(self._free.all_but_one())
 
     def _create(self, size: int) -> int:
         fd = anonymous_file(size)
         try:
-            memory = mapped(fd, size)
-        except OSError as error:
+            try:
+                memory = mapped(fd, size)
+            except OSError as error:
+                raise no_memory(size, str(error)) from error
+            number, self._created = self._created, self._created + 1
+            self._announce(number, fd)
+        finally:
             os.close(fd)
-            raise no_memory(size, str(error)) from error
-        except BaseException:
-            os.close(fd)
-            raise
-        number, self._created = self._created, self._created + 1
-        self._maps[number], self._sizes[number], self._unannounced[number] = memory, size, fd
+        self._maps[number] = memory
         return number
-
-    def _drop(self, numbers: list[int]) -> None:
-        known = []
-        for number in numbers:
-            del self._maps[number], self._sizes[number]
-            fd = self._unannounced.pop(number, None)
-            if fd is None:
-                known.append(number)
-            else:
-                os.close(fd)
-        if known:
-            self._retire(known)
 
 
 class _Forks:
@@ -293,7 +268,7 @@ class SegmentReader:
     """
 
     def __init__(self) -> None:
-        self._maps: dict[int, tuple[Any, Any]] = {}
+        self._maps: dict[int, Any] = {}
         self._lent: dict[int, weakref.ref[Any]] = {}
         self.returned: collections.deque[int] = collections.deque()
         """Segments that nobody views: the worker may write to them again. It is notified with its next task."""
@@ -302,17 +277,12 @@ class SegmentReader:
         be written again. The worker is notified before its next task."""
         self._storing = threading.RLock()
         """Batches arrive while another thread delivers one. Reentrant, for signal handlers."""
-        self._slab = _NO_SLAB
-        """The current slab: small batches are stored in it one after the other."""
-        self._stored = 0
-        """Number of bytes of the slab that are or were in use."""
-        self._slabs: dict[int, weakref.ref[Any]] = {}
-        self._free_slabs: list[Any] = []
+        self._slab = memoryview(bytearray())
+        """What is left of the current slab: small batches are stored in it one after the other."""
 
     def add(self, number: int, fd: int) -> None:
         """Map a new segment. The caller may close the descriptor then."""
-        size = os.fstat(fd).st_size
-        self._maps[number] = mapped(fd, size), ctypes.c_char * size
+        self._maps[number] = mapped(fd, os.fstat(fd).st_size)
 
     def forget(self, number: int) -> None:
         """Drop a segment that is no longer used. It is unmapped when nobody views it any more."""
@@ -324,41 +294,23 @@ class SegmentReader:
         Returns:
             A buffer of the same size: in shared memory, unless that is exhausted or the batch is larger than a slab.
         """
+        size = aligned(batch.nbytes)
         with self._storing:
-            return self._store(batch)
-
-    def _store(self, batch: memoryview) -> Any:
-        start, end = self._stored, self._stored + batch.nbytes
-        if end > self._slab.nbytes:
-            if batch.nbytes > SLAB_SIZE or not self._begin_slab():
+            if size > self._slab.nbytes and (size > SLAB_SIZE or not self._begin_slab()):
                 return bytearray(batch)
-            start, end = 0, batch.nbytes
-        self._stored = end + ALIGN - 1 & -ALIGN
-        memory = self._slab[start:end]
+            memory, self._slab = self._slab[: batch.nbytes], self._slab[size:]
         memory[:] = batch
         return memory
 
     def _begin_slab(self) -> bool:
         """Continue with another slab. Returns False if the system provides none."""
-        self._slab = _NO_SLAB  # the old slab may become free now
-        if self._free_slabs:
-            memory = self._free_slabs.pop()
-        else:
-            try:
-                file: list[int] = []
-                try:
-                    memory = mapped(anonymous_file(SLAB_SIZE, file), SLAB_SIZE)
-                finally:
-                    for fd in file:
-                        os.close(fd)
-            except (MemoryError, OSError):
-                return False
-        owner = _SLAB.from_buffer(memory)
-        key = id(owner)
-        free = functools.partial(_free_slab, self._slabs, self._free_slabs, key, memory, _forks.count)
-        self._slabs[key] = weakref.ref(owner, free)
-        self._slab = memoryview(owner).cast("B")
-        self._stored = 0
+        file: list[int] = []
+        try:
+            self._slab = memoryview(mapped(anonymous_file(SLAB_SIZE, file), SLAB_SIZE)).cast("B")
+        except (MemoryError, OSError):
+            return False
+        finally:
+            close_all(file)
         return True
 
     def view(self, number: int, nbytes: int) -> Any:
@@ -372,12 +324,12 @@ class SegmentReader:
             A buffer of at least `nbytes` bytes: a ctypes array on the segment, or a private copy if so many segments
             are already lent that the kernel's limit on mappings is near.
         """
-        memory, array_type = self._maps[number]
+        memory = self._maps[number]
         if len(self._lent) >= MAX_LENT:
             return bytearray(memoryview(memory)[:nbytes])
         # The object of the weak reference must be the one that NumPy keeps as the arrays' base. NumPy looks through a
         # memoryview to the object below it, so a reference to a memoryview would die while arrays use the memory.
-        return array_type.from_buffer(memory)
+        return type(memory).from_buffer(memory)
 
     def lend(self, number: int, memory: Any) -> None:
         """Return the segment when nobody views its memory any more; immediately if that is a private copy.
@@ -395,8 +347,7 @@ class SegmentReader:
 
     def mapping(self, number: int) -> Any:
         """Return the whole segment as a ctypes array; it stays mapped while this or anything built on it lives."""
-        memory, _array_type = self._maps[number]
-        return memory
+        return self._maps[number]
 
     def discard(self, number: int) -> None:
         """Return a segment whose batch is not needed."""
@@ -404,17 +355,18 @@ class SegmentReader:
 
     def take_returned(self) -> list[int]:
         """Remove and return all numbers in `returned`. Safe while another thread drops arrays."""
-        out = []
-        while self.returned:
-            out.append(self.returned.popleft())
-        return out
+        return _taken(self.returned)
 
     def take_inherited(self) -> list[int]:
         """Remove and return all numbers in `inherited`. Safe while another thread drops arrays."""
-        out = []
-        while self.inherited:
-            out.append(self.inherited.popleft())
-        return out
+        return _taken(self.inherited)
+
+
+def _taken(numbers: collections.deque[int]) -> list[int]:
+    out = []
+    while numbers:
+        out.append(numbers.popleft())
+    return out
 
 
 def _return(
@@ -427,9 +379,3 @@ def _return(
 ) -> None:
     lent.pop(number, None)
     (returned if forks == _forks.count else inherited).append(number)
-
-
-def _free_slab(slabs: dict[int, Any], free: list[Any], key: int, memory: Any, forks: int, _ref: object) -> None:
-    slabs.pop(key, None)
-    if forks == _forks.count and len(free) < FREE_SLABS:
-        free.append(memory)

@@ -143,7 +143,6 @@ class SegmentStore:
         except BaseException:
             self._segments.abort(block)
             raise
-        self._segments.commit(block)
         return StoredBatch(None, encoded.nbytes, encoded.skeleton, block.number, block.memory)
 
 
