@@ -38,21 +38,6 @@ def mix(*numbers: int, after: int = 0) -> int:
     return z
 
 
-def mix_range(start: int, stop: int, *, after: int) -> list[int]:
-    """Compute `mix(number, after=after)` for each number of a range, in one vectorized operation.
-
-    Args:
-        start: The first number.
-        stop: The end of the range, exclusive.
-        after: See `mix`.
-    """
-    z = (np.arange(start, stop, dtype=np.uint64) ^ np.uint64(after)) + np.uint64(0x9E3779B97F4A7C15)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    mixed: list[int] = (z ^ (z >> np.uint64(31))).tolist()
-    return mixed
-
-
 class WorkerGenerators:
     """Random generators of a worker thread. The names of the attributes are those of `get_worker_info().rng` in torch.
 
