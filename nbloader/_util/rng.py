@@ -10,16 +10,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from nbloader._util.import_hooks import when_imported
-
 if TYPE_CHECKING:
     import torch
 
 State = dict[str, Any]
 
 
-def _numpy_random() -> Any:  # numpy.random is imported on first use; its stubs lack get_bit_generator
-    return np.random
+_numpy_random: Any = np.random  # imported here, not in each forked worker; its stubs lack get_bit_generator
 
 
 def mix(*numbers: int, after: int = 0) -> int:
@@ -53,7 +50,7 @@ class WorkerGenerators:
 
     @property
     def numpy_generator(self) -> np.random.Generator:
-        """A `numpy.random.Generator`, created when it is first used: importing `numpy.random` takes time."""
+        """A `numpy.random.Generator`, created when it is first used."""
         if self._numpy is None:
             self._numpy = np.random.Generator(np.random.PCG64(self._seed))
         return self._numpy
@@ -198,10 +195,6 @@ class _ThreadLocal(threading.local):
 
 thread_local = _ThreadLocal()
 _seed = 0
-_has_seed = False
-"""Whether `seed_everything` was called."""
-_numpy_deferred = False
-"""Whether NumPy's global generator is seeded when `numpy.random` is imported, and not before."""
 
 
 def seed_everything(seed: int) -> None:
@@ -209,41 +202,18 @@ def seed_everything(seed: int) -> None:
 
     On a worker thread, seed its own generators instead.
     """
-    global _has_seed, _seed
+    global _seed  # noqa: PLW0603 - the generators are global too
     own = thread_local.generators
     if own is not None:
         own.seed_all(seed)
         return
-    _seed, _has_seed = seed, True
+    _seed = seed
     random.seed(seed)
-    if not _numpy_deferred:
-        np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002 - the global generator is what datasets use
-    elif "numpy.random" in sys.modules:
-        _seed_imported_numpy()
+    np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002 - the global generator is what datasets use
     torch = sys.modules.get("torch")
     if torch is not None:
         # torch.manual_seed would also queue a call for CUDA each time, with a formatted stack
         torch.random.default_generator.manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
-
-
-def defer_numpy() -> None:
-    """Do not import `numpy.random` to seed it. In a worker whose dataset does not use it, the import would take 12 ms.
-
-    When it is imported, it is seeded with the seed of the last call of `seed_everything`, if there was one.
-    """
-    global _numpy_deferred  # noqa: PLW0603 - the generators are global too
-    _numpy_deferred = True
-    when_imported("numpy.random", _seed_imported_numpy)
-
-
-def _seed_imported_numpy() -> None:
-    global _numpy_deferred  # noqa: PLW0603 - as above
-    seed = getattr(sys.modules["numpy.random"], "seed", None)
-    if seed is None or not _numpy_deferred:  # another thread is still importing it, and will call this; or it was done
-        return
-    _numpy_deferred = False
-    if _has_seed:
-        seed(_seed & 0xFFFFFFFF)
 
 
 def draw_seed(generator: Any = None) -> int:
@@ -278,9 +248,7 @@ def was_seeded() -> bool:
     python_state = random.getstate()
     if all(python_state != random.Random(value).getstate() for value in derived):  # noqa: S311 - to compare with
         return True
-    if _numpy_deferred and "numpy.random" not in sys.modules:
-        return False
-    numpy_state = _numpy_state(_numpy_random())
+    numpy_state = _numpy_state(_numpy_random)
     return all(numpy_state != _numpy_state(np.random.RandomState(value & 0xFFFFFFFF)) for value in derived)
 
 
@@ -289,7 +257,7 @@ def states() -> list[Any]:
     torch_generator = _torch_generator()
     return [
         random.getstate(),
-        _numpy_state(_numpy_random()),
+        _numpy_state(_numpy_random),
         None if torch_generator is None else torch_generator.get_state().numpy().tobytes(),
     ]
 
@@ -330,7 +298,7 @@ class PreservedRandomState:
         self._torch = _torch_generator()
         self._torch_state = None if self._torch is None else self._torch.get_state()
         self._python_state = random.getstate()
-        self._numpy_generator = _numpy_random().get_bit_generator()
+        self._numpy_generator = _numpy_random.get_bit_generator()
         self._save_numpy()
 
     def restore(self) -> None:
@@ -339,8 +307,8 @@ class PreservedRandomState:
             self._own.set_state(self._own_state)
             return
         random.setstate(self._python_state)
-        if _numpy_random().get_bit_generator() is not self._numpy_generator:
-            _numpy_random().set_bit_generator(self._numpy_generator)
+        if _numpy_random.get_bit_generator() is not self._numpy_generator:
+            _numpy_random.set_bit_generator(self._numpy_generator)
         self._restore_numpy()
         if self._torch is not None:
             self._torch.set_state(self._torch_state)
@@ -380,7 +348,7 @@ class LazyRandomState(PreservedRandomState):
             if self._own is None and not self._copied:
                 if _lent is None:
                     _lent = np.random.MT19937()
-                _numpy_random().set_bit_generator(_lent)
+                _numpy_random.set_bit_generator(_lent)
         seed_everything(seed)
 
     def restore(self) -> None:
