@@ -6,7 +6,7 @@ import contextvars
 import random
 import sys
 import threading
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -121,7 +121,7 @@ def seed_task(*numbers: int) -> None:
 
 
 class TaskGenerators:
-    """Random generators of an event loop: each asyncio task has its own (`seed_task`). See `Generators`."""
+    """Random generators of an event loop: each asyncio task has `WorkerGenerators` of its own (`seed_task`)."""
 
     def __init__(self) -> None:
         self._outside = WorkerGenerators()
@@ -137,55 +137,34 @@ class TaskGenerators:
 
     @property
     def random_generator(self) -> random.Random:
-        """See `Generators`."""
+        """See `WorkerGenerators`."""
         return self._of_task().random_generator
 
     @property
     def numpy_generator(self) -> np.random.Generator:
-        """See `Generators`."""
+        """See `WorkerGenerators`."""
         return self._of_task().numpy_generator
 
     @property
     def torch_generator(self) -> torch.Generator:
-        """See `Generators`."""
+        """See `WorkerGenerators`."""
         return self._of_task().torch_generator
 
     def seed_all(self, seed: int) -> None:
-        """See `Generators`."""
+        """See `WorkerGenerators`."""
         self._of_task().seed_all(seed)
 
     def state(self) -> tuple[Any, ...]:
-        """See `Generators`."""
+        """See `WorkerGenerators`."""
         return self._of_task().state()
 
     def set_state(self, state: tuple[Any, ...]) -> None:
-        """See `Generators`."""
+        """See `WorkerGenerators`."""
         self._of_task().set_state(state)
 
 
-class Generators(Protocol):
-    """Random generators of a worker thread, or of a sample of an asynchronous dataset, seeded for each batch."""
-
-    @property
-    def random_generator(self) -> random.Random:
-        """A generator of `random`."""
-
-    @property
-    def numpy_generator(self) -> np.random.Generator:
-        """A generator of NumPy."""
-
-    @property
-    def torch_generator(self) -> torch.Generator:
-        """A generator of torch."""
-
-    def seed_all(self, seed: int) -> None:
-        """Seed all of them."""
-
-    def state(self) -> tuple[Any, ...]:
-        """Return the state of all of them."""
-
-    def set_state(self, state: tuple[Any, ...]) -> None:
-        """Restore what `state` returned."""
+Generators: TypeAlias = WorkerGenerators | TaskGenerators
+"""Random generators of a worker thread, or of a sample of an asynchronous dataset, seeded for each batch."""
 
 
 class _ThreadLocal(threading.local):
