@@ -34,7 +34,7 @@ class MessageQueue:
             timeout: Seconds to wait for a message; 0 does not wait, None waits without limit.
         """
         if timeout != 0 and not self._messages:
-            self._wakeup.wait(None, timeout)
+            self._wakeup.wait((), timeout)
         if not self._messages:
             return []
         with self._lock:
