@@ -25,13 +25,6 @@ _new = tuple.__new__  # takes half as long as `_make`
 
 HEADER_SIZE = _STRUCT.size
 """Size of a packed header in bytes."""
-NOT_MEASURED = -1
-"""Value of `fetch_cpu` and `collate_cpu` if the CPU time of the batch was not measured."""
-MEASURE_CPU_EVERY = 8
-"""While batches take less than `MEASURE_NS`, the CPU time is measured for one in this many. A measurement needs
-three system calls, which took 3 % of the time of tiny batches when every batch was measured."""
-MEASURE_NS = 500_000
-"""If a batch took at least this long to produce, in ns, the next one is always measured."""
 
 
 class BatchHeader(NamedTuple):
@@ -52,9 +45,9 @@ class BatchHeader(NamedTuple):
     fetch_end: int
     collate_end: int
     fetch_cpu: int
-    """CPU time of the fetch in ns, or `NOT_MEASURED`."""
+    """CPU time of the fetch, ns."""
     collate_cpu: int
-    """CPU time of the collation in ns, or `NOT_MEASURED`."""
+    """CPU time of the collation, ns."""
     slowest: int
     """Position of the slowest sample in the batch; -1 if the samples were not fetched one by one."""
     slowest_ns: int
@@ -332,8 +325,8 @@ class JoinedPayload(_Payload):
             fetch_begin=min(header.fetch_begin for header in headers),
             fetch_end=max(header.fetch_end for header in headers),
             collate_end=max(header.collate_end for header in headers),
-            fetch_cpu=_sum_if_measured([header.fetch_cpu for header in headers]),
-            collate_cpu=_sum_if_measured([header.collate_cpu for header in headers]),
+            fetch_cpu=sum(header.fetch_cpu for header in headers),
+            collate_cpu=sum(header.collate_cpu for header in headers),
             slowest=longest.start + slowest.slowest if slowest.slowest >= 0 else -1,
             slowest_ns=slowest.slowest_ns,
         )
@@ -358,7 +351,3 @@ class JoinedPayload(_Payload):
         """Release the memory of the chunks."""
         for chunk in self._chunks:
             chunk.discard()
-
-
-def _sum_if_measured(times: list[int]) -> int:
-    return NOT_MEASURED if NOT_MEASURED in times else sum(times)

@@ -20,7 +20,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from nbloader import events as ev
 from nbloader._util.signals import raised_by_handler
 from nbloader.batch.checksum import checksum
-from nbloader.batch.payload import NOT_MEASURED, BatchPayload
+from nbloader.batch.payload import BatchPayload
 from nbloader.batch.task import Task
 from nbloader.device.record_queue import PendingPlacement, RecordQueue
 from nbloader.device.transfer import BatchKey, DeviceTransfer
@@ -359,13 +359,11 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
             _epoch, _number, _segment, nbytes, skeleton_nbytes, samples, fetch_begin, fetch_end, collate_end,
             fetch_cpu, collate_cpu, slowest, slowest_ns,
         ) = payload.header  # unpacked at once: each attribute of a named tuple takes 35 ns  # fmt: skip
-        measured = fetch_cpu != NOT_MEASURED
         index = None
         if slowest >= 0:
             index = task.indices[slowest] if self._batched else task.indices
         self._resources.after = (
-            fetch_cpu if measured else None, collate_cpu if measured else None, got.in_flight, got.reordering,
-            got.ready, index, slowest_ns,
+            fetch_cpu, collate_cpu, got.in_flight, got.reordering, got.ready, index, slowest_ns,
             task.indices[: min(samples, KEPT_INDICES)] if self._batched else (task.indices,),
             None, self._sampling, skeleton_nbytes, payload.transfer, summed,
         )  # fmt: skip

@@ -100,11 +100,10 @@ class BatchRecord(NamedTuple):
     """When the consumer asked for the next batch, or ended the loop, ns."""
     fetch_cpu: int | None
     """CPU time of fetching, ns. It is close to `fetched - fetch_begin` if the worker computed, and far below that
-    if the worker waited (disk, network, sleep). None if it was not measured: while batches take less than 0.5 ms, only
-    one in eight is measured. With an asynchronous dataset, this is the CPU time that the worker has used for samples of
-    any batch since it completed the previous batch."""
+    if the worker waited (disk, network, sleep). With an asynchronous dataset, this is the CPU time that the worker has
+    used for samples of any batch since it completed the previous batch. None only in some recorded runs."""
     collate_cpu: int | None
-    """CPU time of collating, ns; None if it was not measured."""
+    """CPU time of collating, ns; None only in some recorded runs."""
     in_flight: int
     """Number of batches, at delivery, that had been dispatched to workers but not yet received."""
     reordering: int

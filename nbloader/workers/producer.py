@@ -27,7 +27,7 @@ from nbloader.batch.collate import (
     collate_samples,
     convert,
 )
-from nbloader.batch.payload import MEASURE_CPU_EVERY, MEASURE_NS, NOT_MEASURED, BatchHeader, LocalPayload
+from nbloader.batch.payload import BatchHeader, LocalPayload
 from nbloader.batch.rows import Selection
 from nbloader.batch.serialize import ArrayToBeTensor, EncodedBatch, PlannedArrays, encode_object, tensor_of
 from nbloader.batch.task import Task
@@ -194,8 +194,6 @@ class Producer:
         self._worker = worker
         self._store = store or LocalStore(output)
         self._cpu_clock = cpu_clock
-        self._count = 0
-        self._slow = True  # whether the last batch took long enough for the CPU time of the next batch to be measured
         self.iterable_fetcher = iterable_fetcher
         self.failed_samples: Sequence[SampleFailure] = ()
         """Samples of the last batch that were skipped or replaced, even if its collation raised."""
@@ -230,18 +228,15 @@ class Producer:
         """
         status, cpu_clock = self._status, self._cpu_clock
         self.failed_samples = ()
-        self._count += 1
-        measured = self._slow or not self._count % MEASURE_CPU_EVERY
-        cpu_begin = 0
         fetched: FetchedBatch | None = None
         from_memory = False
+        cpu_begin = cpu_clock()
         if self._in_memory:
-            cpu_begin = cpu_clock() if measured else 0
             fetched = self._fetcher.from_memory(epoch, indices)
             from_memory = fetched is not None
         if fetched is None:
             seed()
-            cpu_begin = cpu_clock() if measured else 0
+            cpu_begin = cpu_clock()
             if self.iterable_fetcher is not None:
                 fetched = self.iterable_fetcher.fetch(epoch, indices)
             else:
@@ -251,7 +246,7 @@ class Producer:
         self.failed_samples = fetched.failed
         if fetched.nothing_left:
             return EmptyBatch()
-        cpu_fetched = cpu_clock() if measured else 0
+        cpu_fetched = cpu_clock()
         status.state, status.since = _COLLATING, fetched.end
         try:
             stored = self._collate(fetched.samples, seed if from_memory else None)
@@ -259,11 +254,8 @@ class Producer:
             if self._batched and self._collate_fn is None:
                 raise_if_none(fetched, indices)
             raise
-        fetch_cpu = collate_cpu = NOT_MEASURED
-        if measured:
-            fetch_cpu, collate_cpu = cpu_fetched - cpu_begin + fetched.cpu, cpu_clock() - cpu_fetched
+        fetch_cpu, collate_cpu = cpu_fetched - cpu_begin + fetched.cpu, cpu_clock() - cpu_fetched
         end = _clock()
-        self._slow = end - fetched.begin >= MEASURE_NS
         header = tuple.__new__(BatchHeader, (  # takes half as long as calling the class
             epoch, job, stored.segment, stored.nbytes, len(stored.skeleton), fetched.size, fetched.begin,
             fetched.end, end, fetch_cpu, collate_cpu, fetched.slowest, fetched.slowest_ns,
