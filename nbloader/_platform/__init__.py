@@ -16,7 +16,6 @@ import os
 import sys
 
 from nbloader._platform.common import (
-    current_process,
     exit_at_end_of,
     mapped,
     usable_cpus,
@@ -130,7 +129,6 @@ __all__ = [
     "available_memory",
     "cores",
     "cpu_times",
-    "current_process",
     "end_of_child",
     "exit_at_end_of",
     "is_locked",
