@@ -334,8 +334,19 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
     def _readable(self, reader: SourceReader, room: int, *, wait: bool) -> int:
         """Return how many batches, at most `room`, a source has ready. For `wait`, see `_refill`."""
         while wait and not reader.ready() and not self._iteration.outstanding:
-            self._iteration.wait_for_source(is_ready=reader.ready)
+            self._wait_for(reader)
         return min(room, reader.ready())
+
+    def _wait_for(self, reader: SourceReader) -> None:
+        """Block until a source has something to read, the iteration is closed, or a callback is due."""
+        bell = self._iteration.bell
+        bell.listening = True
+        try:
+            self._iteration.check_open()
+            if not reader.ready():
+                self._engine.callbacks.wait(bell, None)
+        finally:
+            bell.listening = False
 
     def _move(self, transfer: DeviceTransfer, task: Task, payload: BatchPayload) -> Any:
         """Transfer a batch to its device, and start the transfers of the following batches that are ready."""
