@@ -651,23 +651,9 @@ class Engine:
                 outcome.discard()
         self._group.restart_all()
 
-    def pause(self) -> None:
-        """Stop delivering and assigning batches until `resume` is called."""
-        if not self.closed and self.gate.pause():
-            self._command(lambda: self._events.append(ev.LoaderPaused(_clock())))
-            self.gate.announce()
-
-    def resume(self) -> None:
-        """Continue after `pause`."""
-        if not self.closed and self.gate.resume():
-            self._command(lambda: self._events.append(ev.LoaderResumed(_clock())))
-            self.gate.announce()
-
-    def step(self) -> None:
-        """Pause the loader, and deliver one batch."""
-        self.pause()
-        self.gate.step()
-        self.gate.announce()
+    def announce(self, event: ev.Event) -> None:
+        """Publish an event after what was requested before."""
+        self._command(lambda: self._events.append(event))
 
     def _on_gate(self) -> None:
         self._command(lambda: None)  # a job may be assigned

@@ -157,25 +157,9 @@ class LocalEngine:
             if self._retired:
                 self.close()
 
-    # ---- pause, resume, step ------------------------------------------------------------------------------------
-
-    def pause(self) -> None:
-        """Deliver nothing until `resume` is called."""
-        if not self.closed and self.gate.pause():
-            self.bus.publish(ev.LoaderPaused(_clock()))
-            self.gate.announce()
-
-    def resume(self) -> None:
-        """Continue after `pause`."""
-        if self.gate.resume():
-            self.bus.publish(ev.LoaderResumed(_clock()))
-            self.gate.announce()
-
-    def step(self) -> None:
-        """Pause the loader, and deliver one batch."""
-        self.pause()
-        self.gate.step()
-        self.gate.announce()
+    def announce(self, event: ev.Event) -> None:
+        """Publish an event."""
+        self.bus.publish(event)
 
     def _ring(self) -> None:
         for iteration in list(self._iterations.values()):
