@@ -250,7 +250,7 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
     def _give_up(self, task: Task) -> None:
         """Record that an error is raised in place of a batch: the iteration continues with the next one."""
         self._kept = None
-        self.plan.delivered(task, 0)
+        self.plan.delivered(task.number, task.indices, 0)
         self._resources.returned = self._resources.failed = task.number
 
     def _next(self) -> T_co:
@@ -287,7 +287,7 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
             raise
         self._kept = None  # after an interrupt from here on, the iteration ends: a batch must not be counted twice
         self._remember(got, payload, requested, summed)
-        plan.delivered(task, payload.samples)
+        plan.delivered(task.number, task.indices, payload.samples)
         self._resources.delivered += 1
         self._resources.returned = task.number  # last: a signal handler could run in a later function call
         return batch  # type: ignore[no-any-return]

@@ -204,7 +204,7 @@ class LocalIteration:
         if self.plan.shards is not None:
             self.plan.shards.received(task.indices)
         if delivery.outcome.empty:
-            self.plan.delivered(task, 0)
+            self.plan.delivered(task.number, task.indices, 0)
             return False
         self._engine.gate.delivered()
         self.taken += 1

@@ -246,7 +246,7 @@ class Receiver:
             if task.failures:
                 self._engine.publish_failures(task)
             if delivery.outcome.empty:
-                self._plan.delivered(task, 0)
+                self._plan.delivered(task.number, task.indices, 0)
                 continue
             gate.delivered()
             self.taken_at = time.monotonic()

@@ -13,7 +13,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from nbloader._util import rng
 from nbloader._util.rng import mix
@@ -47,20 +47,6 @@ class PlannedBatch(NamedTuple):
     """A list, tuple, `DrawnIndices` or `IndexArray` of dataset indices, a single index if automatic batching is off, or
     the `Ticket` of a shard."""
     seed: int
-
-
-class NumberedBatch(Protocol):
-    """What the plan needs to know about a dispatched batch."""
-
-    @property
-    def number(self) -> int:
-        """Batch number within the epoch, from 0."""
-        ...
-
-    @property
-    def indices(self) -> Any:
-        """See `PlannedBatch.indices`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +145,14 @@ class EpochPlan(ABC):
         self._draw_indices = call
 
     @abstractmethod
-    def delivered(self, batch: NumberedBatch, samples: int) -> None:
-        """Record that a batch, or its error (with 0 samples), was delivered to the consumer."""
+    def delivered(self, number: int, indices: Any, samples: int) -> None:
+        """Record that a batch was delivered to the consumer.
+
+        Args:
+            number: Batch number within the epoch, from 0.
+            indices: See `PlannedBatch`.
+            samples: Number of its samples; 0 if its error was delivered.
+        """
 
     @abstractmethod
     def state(self) -> State:
@@ -287,9 +279,9 @@ class MapEpochPlan(EpochPlan):
             )
         return DrawnIndices(drawn)
 
-    def delivered(self, batch: NumberedBatch, samples: int) -> None:  # noqa: ARG002
+    def delivered(self, number: int, indices: Any, samples: int) -> None:  # noqa: ARG002
         """See `EpochPlan`."""
-        self._count(self._renumbered.pop(batch.number, batch.number))
+        self._count(self._renumbered.pop(number, number))
         if self._sampler.keeps_states:
             self._sampler.forget_before(self._position)
 
@@ -370,9 +362,9 @@ class IterableEpochPlan(EpochPlan):
             return next(self._constant)
         raise AttributeError("the batches of an iterable dataset cannot be skipped: they have no indices")
 
-    def delivered(self, batch: NumberedBatch, samples: int) -> None:
+    def delivered(self, number: int, indices: Any, samples: int) -> None:  # noqa: ARG002
         """See `EpochPlan`."""
-        self.shards.deliver(batch.indices)
+        self.shards.deliver(indices)
         self._samples += samples
         if self._promised_length is not None and self._samples > self._promised_length:
             text = (

@@ -129,9 +129,6 @@ class Dispatcher:
                 several suspects, none of them is poisoned; instead, each is soon produced alone (`task.ALONE_AFTER`).
             suspects: The jobs that the worker was processing; None for the first one that it held.
         """
-        return self._remove(worker, blame=blame, suspects=suspects)
-
-    def _remove(self, worker: int, *, blame: bool, suspects: list[Task] | None) -> WorkerLoss:
         held = list(self._held.pop(worker, {}).values())
         poisoned = None
         if blame:
@@ -151,7 +148,7 @@ class Dispatcher:
     def dismiss(self, worker: int, *, blame: bool = False, suspects: list[Task] | None = None) -> WorkerLoss:
         """Remove a worker that is about to end, like `worker_gone`, and reject its later results until `forget`."""
         self._outdated.add(worker)
-        return self._remove(worker, blame=blame, suspects=suspects)
+        return self.worker_gone(worker, blame=blame, suspects=suspects)
 
     def forget(self, worker: int) -> None:
         """Forget a dismissed worker, after its last result was passed to `result`."""
