@@ -61,7 +61,7 @@ class IteratorContext(NamedTuple):
     """Transfers batches to their device; None if they stay in host memory."""
     batched: bool
     """Whether samples are collated into batches."""
-    names: tuple[str, ...] | None
+    names: Sequence[str] | None
     """Names of the parts of a batch; None if batches are not converted to dicts."""
     debuggable: bool
     """Whether `DataLoader.debug` can reproduce a sample that has an index."""
@@ -475,8 +475,8 @@ def _abandon(engine: AnyEngine, resources: _Resources) -> None:
     resources.release(engine, "abandoned")
 
 
-def check_names(names: Any) -> tuple[str, ...] | None:
-    """Return the value of `names=` as a tuple; None if it is None.
+def check_names(name: str, names: Any) -> Sequence[str] | None:
+    """Return the value of an argument that names the parts of a batch, if it is right.
 
     Raises:
         TypeError: The value is not a sequence of strings.
@@ -485,13 +485,13 @@ def check_names(names: Any) -> tuple[str, ...] | None:
     if names is None:
         return None
     if isinstance(names, (str, bytes)) or not isinstance(names, Sequence) or any(type(n) is not str for n in names):
-        raise TypeError(f"names must be a sequence of strings such as ('image', 'label'), not {names!r}")
+        raise TypeError(f"{name} must be a sequence of strings such as ('image', 'label'), not {names!r}")
     if not names or len(set(names)) < len(names):
-        raise ValueError(f"names must be one or more different strings, not {names!r}")
-    return tuple(names)
+        raise ValueError(f"{name} must be one or more different strings, not {names!r}")
+    return names
 
 
-def name_parts(batch: Any, names: tuple[str, ...]) -> Any:
+def name_parts(batch: Any, names: Sequence[str]) -> Any:
     """Convert a batch of several parts to a dict by name (paddle's feed names). A batch that is a dict is unchanged.
 
     Raises:
