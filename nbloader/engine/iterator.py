@@ -36,7 +36,6 @@ from nbloader.workers.worker_view import WorkerView
 
 T_co = TypeVar("T_co", covariant=True)
 _clock = time.perf_counter_ns
-_new = tuple.__new__  # takes half as long as `_make`
 
 DRAWING_LIMIT_NS = 10_000_000
 """Maximum time for which drawing from a slow sampler delays a batch that can be delivered. At least one batch is drawn
@@ -48,6 +47,8 @@ MAX_ERROR = 300
 CHECKSUM_SHARE = 200
 """Checksums of batches take at most the loop's time divided by this number. So most batches that take some milliseconds
 have one, but few of those that take some microseconds."""
+NOT_RETURNED = 0
+"""Value of `BatchRecord.returned` until the consumer asks for the next batch."""
 KEPT_INDICES = 8
 """Maximum number of dataset indices in the record of a batch."""
 
@@ -373,15 +374,12 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
         index = None
         if slowest >= 0:
             index = task.indices[slowest] if self._batched else task.indices
-        self._resources.after = (
-            fetch_cpu, collate_cpu, got.in_flight, got.reordering, got.ready, index, slowest_ns,
-            task.indices[: min(samples, KEPT_INDICES)] if self._batched else (task.indices,),
-            None, self._sampling, skeleton_nbytes, payload.transfer, summed,
-        )  # fmt: skip
-        self._resources.before = (  # set last: `publish` publishes the record if this is set
+        self._resources.record = ev.BatchRecord(
             self._epoch, task.number, payload.worker, payload.pid, task.attempt, samples, nbytes,
             payload.transport, requested, task.dispatched, fetch_begin, fetch_end, collate_end, payload.received,
-            task.in_order, _clock(),
+            task.in_order, _clock(), NOT_RETURNED, fetch_cpu, collate_cpu, got.in_flight, got.reordering, got.ready,
+            index, slowest_ns, task.indices[: min(samples, KEPT_INDICES)] if self._batched else (task.indices,),
+            None, self._sampling, skeleton_nbytes, payload.transfer, summed,
         )  # fmt: skip
         self._sampling = 0
 
@@ -430,10 +428,8 @@ class _Resources:
         self.reader: SourceReader | None = None
         self.begun = False
         """Whether a consumer has started to iterate."""
-        self.before: tuple[Any, ...] | None = None
-        """The fields before `returned` in the `BatchRecord` of the consumer's batch; None if no record is pending."""
-        self.after: tuple[Any, ...] = ()
-        """The fields after `returned`."""
+        self.record: ev.BatchRecord | None = None
+        """The record of the consumer's batch, without the time at which it returns; None if no record is pending."""
         self.shipment: PendingPlacement | None = None
         """How the consumer's batch is transferred to its device."""
         self._bus = bus
@@ -446,10 +442,10 @@ class _Resources:
         Args:
             returned: When the consumer requested the next batch or ended the loop, perf_counter ns.
         """
-        before = self.before
-        if before is not None:
-            self.before = None
-            complete = _new(ev.BatchRecord, (*before, returned, *self.after))
+        record = self.record
+        if record is not None:
+            self.record = None
+            complete = record._replace(returned=returned)
             if self._records is None:
                 self._bus.publish(complete)
             else:
