@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextvars
 import random
 import sys
@@ -406,14 +407,10 @@ def load_globals(state: State | int) -> None:
 
 def pack(array: Any) -> str:
     """Return the bytes of an array as base64 text."""
-    import base64  # here and below only: workers do not need it
-
     return base64.b64encode(np.asarray(array).tobytes()).decode()
 
 
 def _decoded(text: str) -> bytes:
-    import base64
-
     return base64.b64decode(text, validate=True)
 
 
