@@ -205,11 +205,13 @@ class Dispatcher:
         if state is None:
             return Closed([], [])
         cancels = []
-        for worker, tasks in self._held_of(epoch, 0 if self._cancels_begun else 1):
-            jobs = tuple(task.job for task in tasks)
-            cancels.append(Cancel(worker, epoch, jobs))
+        begun = 0 if self._cancels_begun else 1  # how many jobs of each worker cannot be dropped
+        for worker, held in self._held.items():
+            jobs = tuple(task.job for task in itertools.islice(held.values(), begun, None) if task.epoch == epoch)
+            if jobs:
+                cancels.append(Cancel(worker, epoch, jobs))
             for job in jobs:
-                del self._held[worker][epoch, job]
+                del held[epoch, job]
         if not self.iterations:
             self._gate.forget_steps()
         if state.shards is not None:
@@ -340,14 +342,6 @@ class Dispatcher:
     def _slot(self, state: IterationState, task: Task) -> int:
         turn: int = task.job if state.shards is None else task.indices.shard
         return turn % self.slots
-
-    def _held_of(self, epoch: int, begun: int) -> list[tuple[int, list[Task]]]:
-        """Return the jobs of an iteration by worker, except for the first `begun` jobs of each worker."""
-        found = [
-            (worker, [task for task in itertools.islice(held.values(), begun, None) if task.epoch == epoch])
-            for worker, held in self._held.items()
-        ]
-        return [(worker, tasks) for worker, tasks in found if tasks]
 
     # ---- results --------------------------------------------------------------------------------------------------
 
