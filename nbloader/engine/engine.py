@@ -30,7 +30,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 from nbloader import events as ev
 from nbloader._platform import when_forked
@@ -79,7 +79,6 @@ from nbloader.workers.messages import (
     WorkerMessage,
 )
 from nbloader.workers.registry import create_kind
-from nbloader.workers.status import PRODUCING
 from nbloader.workers.worker_view import WorkerView
 
 _clock = time.perf_counter_ns
@@ -90,15 +89,6 @@ SUPERSEDED_TIMEOUT = 2.0
 """Seconds without a request after which a loader stops its workers if the cell that created it was run again."""
 
 CLOSED = "this loader is closed: create a new one"
-
-
-class StackSamples(NamedTuple):
-    """Stack samples of workers."""
-
-    busy: bool
-    """Whether at least one of the sampled workers was producing a batch."""
-    stacks: list[StackCount]
-    """The samples that were available immediately. Worker processes send their samples later, as messages."""
 
 
 class Engine:
@@ -722,24 +712,21 @@ class Engine:
         """Return the threads that load samples, in the order of worker ids."""
         return self._loop.ask(self._group.threads)
 
-    def sample_stacks(self, first: int, count: int) -> StackSamples:
+    def sample_stacks(self, first: int, count: int) -> list[StackCount]:
         """Sample the stacks of some workers. Runs on the calling thread.
 
         Args:
             first: Position of the first worker to sample, modulo the number of workers.
             count: Maximum number of workers to sample.
+
+        Returns:
+            The samples that are available immediately. Worker processes send theirs later, as messages.
         """
         pool = self._group.pool
         handles = [] if pool is None else list(pool.handles.values())  # copied atomically, under the GIL
         handles = [handle for handle in handles if not handle.expected]  # what those that leave produce is discarded
-        stacks, busy = [], False
-        for i in range(min(count, len(handles))):
-            handle = handles[(first + i) % len(handles)]
-            busy = busy or handle.status.state in PRODUCING
-            sample = handle.sample_stack()
-            if sample is not None:
-                stacks.append(sample)
-        return StackSamples(busy, stacks)
+        chosen = [handles[(first + i) % len(handles)] for i in range(min(count, len(handles)))]
+        return [sample for handle in chosen if (sample := handle.sample_stack()) is not None]
 
     def stack(self, worker: int) -> str:
         """Return the current Python stack of a worker.

@@ -13,7 +13,7 @@ from typing import Any
 
 from nbloader import events as ev
 from nbloader.batch.task import Task
-from nbloader.engine.engine import CLOSED, Engine, StackSamples, ignore_stacks
+from nbloader.engine.engine import CLOSED, Engine, ignore_stacks
 from nbloader.engine.local_iteration import LocalIteration
 from nbloader.engine.receiver import why_ended
 from nbloader.engine.silent_faults import SilentFaults
@@ -182,12 +182,12 @@ class LocalEngine:
 
     # ---- watching -----------------------------------------------------------------------------------------------
 
-    def sample_stacks(self, first: int, count: int) -> StackSamples:  # noqa: ARG002
+    def sample_stacks(self, first: int, count: int) -> list[StackCount]:  # noqa: ARG002
         """Sample the stack of the thread that produces a batch. For the arguments, see `Engine`."""
         running = (iteration.producer for iteration in list(self._iterations.values()) if iteration.running)
         producer = next(running, None)
         sample = None if producer is None else producer.sample_stack()
-        return StackSamples(producer is not None and producer.busy, [] if sample is None else [sample])
+        return [] if sample is None else [sample]
 
     def stack(self, worker: int) -> str:  # noqa: ARG002 - the only one
         """Return the Python stack of the main thread."""
