@@ -9,12 +9,8 @@ import contextvars
 import heapq
 import json
 import os
-import selectors
 import signal
-import socket
-import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -29,7 +25,6 @@ from waits import AtOnce, Augmented, Backwards, Gated, Hangs, Kills, Raises, Tog
 
 import nbloader
 from nbloader import DataLoader, LoaderTimeoutError, WorkerDiedError
-from nbloader._platform import event_loop
 from nbloader.batch.task import ALONE_AFTER
 from nbloader.events import BatchRecord
 from nbloader.report.trace import Trace
@@ -49,57 +44,6 @@ every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def threaded(dataset, *args, **kwargs):
     """A loader with one worker thread, which uses the dataset itself."""
     return DataLoader(dataset, *args, **{"num_workers": 1, "workers": "thread", **kwargs})
-
-
-# ---- the event loop
-
-
-@pytest.fixture(params=[1024, 0], ids=["usual descriptors", "too large for select"])
-def selector(request, monkeypatch):
-    """A selector, and two connected sockets of which it watches the first."""
-    monkeypatch.setattr(event_loop, "FD_SETSIZE", request.param)
-    first, second = socket.socketpair()
-    with event_loop.PreciseSelector() as selector, first, second:
-        selector.register(first, selectors.EVENT_READ)
-        yield selector, second
-
-
-@pytest.mark.unit
-@pytest.mark.skipif(sys.platform != "linux", reason="epoll")
-def test_the_selector_reports_what_is_ready_and_waits_no_shorter_than_asked_for(selector):
-    selector, peer = selector
-    begin = time.perf_counter()
-    assert selector.select(0.0105) == []
-    assert time.perf_counter() - begin >= 0.0105
-    assert selector.select(0) == selector.select(-1) == []
-    peer.send(b"x")
-    assert len(selector.select(90)) == len(selector.select()) == len(selector.select(0)) == 1
-
-
-@pytest.mark.unit
-@pytest.mark.skipif(sys.platform != "linux" or sys.version_info < (3, 11), reason="epoll, asyncio.Runner")
-def test_a_sample_waits_less_than_a_millisecond_if_it_asks_for_that():
-    async def shortest():
-        took = []
-        for _ in range(200):
-            begin = time.perf_counter()
-            await asyncio.sleep(0.0002)
-            took.append(time.perf_counter() - begin)
-        return min(took)  # on a busy machine most are longer
-
-    with asyncio.Runner(loop_factory=event_loop.new_event_loop) as runner:
-        assert 0.0002 <= runner.run(shortest()) < 0.001
-
-
-@pytest.mark.unit
-def test_a_loop_of_the_users_own_policy_is_used(monkeypatch):
-    class Own(asyncio.SelectorEventLoop):
-        pass
-
-    monkeypatch.setattr(asyncio, "new_event_loop", Own)
-    loop = event_loop.new_event_loop()
-    loop.close()
-    assert type(loop) is Own
 
 
 # ---- concurrency and order

@@ -383,7 +383,7 @@ def test_commands_are_executed_in_the_order_in_which_they_were_given():
         epoch = iter(loader)
         got = [next(epoch)]
         loader._engine.replace_all()
-        loader._engine.pause()
+        loader.pause()
         wait_for(lambda: events(loader, ev.LoaderPaused))
         order = events(loader, (ev.WorkerRestarted, ev.LoaderPaused))
         assert [type(event) for event in order] == [ev.WorkerRestarted, ev.WorkerRestarted, ev.LoaderPaused]

@@ -298,7 +298,7 @@ def test_profiling_can_be_switched_while_a_loop_runs_and_only_busy_workers_are_s
         (handle,) = engine._group.pool.handles.values()
         wait_for(lambda: handle.status.state == WorkerState.IDLE)
         before = handle.status.computing + handle.status.waiting
-        assert not engine.sample_stacks(0, 4).busy
+        assert engine.sample_stacks(0, 4) == []
         assert handle.status.computing + handle.status.waiting == before
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import logging
 import os
 import pickle
@@ -661,29 +660,15 @@ def test_each_batch_has_one_record_with_increasing_timestamps(workers):
     assert records[0].returned <= records[1].delivered
 
 
-class SlowFrom(Numbers):
-    """Samples from number 64 on take 2 ms."""
-
-    def __getitem__(self, i):
-        if i >= 64:
-            time.sleep(0.002)
-        return super().__getitem__(i)
-
-
-def test_the_cpu_time_of_each_slow_batch_is_measured_and_of_one_fast_batch_in_eight():
-    with DataLoader(SlowFrom(72), 1, num_workers=1) as loader:
+def test_the_cpu_time_of_each_batch_is_measured():
+    with DataLoader(Numbers(72), 1, num_workers=1) as loader:
         for _batch in loader:
             pass
         records = loader.events.batches()
         share = loader.stats().cpu_share
-    measured = [r.index for r in records if r.fetch_cpu is not None and r.collate_cpu is not None]
-    assert measured[0] == 0
-    assert measured[-7:] == list(range(65, 72)), "each batch after a slow one"
-    assert len(measured) < 64, "not each of the fast ones"
-    assert max(later - earlier for earlier, later in itertools.pairwise(measured)) <= 8
-    assert share == pytest.approx(
-        sum(records[i].fetch_cpu for i in measured) / sum(records[i].fetched - records[i].fetch_begin for i in measured)
-    )
+    assert len(records) == 72
+    fetching = sum(r.fetched - r.fetch_begin for r in records)
+    assert share == pytest.approx(min(1.0, sum(r.fetch_cpu for r in records) / fetching))
 
 
 def test_the_last_batch_before_a_break_has_a_record():

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
-from pathlib import Path
 
 import pytest
 from datasets import Images
 from test_dispatcher import Played
 
 from nbloader import DataLoader
-from nbloader._platform import cgroups
-from nbloader._platform.cgroups import V2, Cgroup
-from nbloader.engine.memory import CHECK_EVERY, FIRST_CHECK, MemoryWatch
+from nbloader.engine.memory import MemoryWatch
 from nbloader.scheduler.prefetch import Load, Window
 
 MB = 1 << 20
@@ -23,29 +19,13 @@ GB = 1 << 30
 @pytest.mark.unit
 def test_memory_is_measured_by_the_bytes_that_have_arrived_and_not_for_each_batch():
     watch = MemoryWatch(lambda: 80 * GB)
-    small = FIRST_CHECK // 8
-    assert [watch.due(small) for _ in range(8)] == [False] * 7 + [True]
+    assert watch.due(MB)
     assert watch.affordable(GB, 1) == 1 + 60  # a quarter is left for everything else
     assert [watch.due(GB) for _ in range(10)] == [False] * 9 + [True]  # an eighth of what was available
     watch = MemoryWatch(lambda: MB)
     assert watch.due(GB)
     assert watch.affordable(GB, 0) == 1  # one batch always
-    assert [watch.due(CHECK_EVERY // 2) for _ in range(2)] == [False, True]
-
-
-@pytest.mark.linux("there are control groups")
-@pytest.mark.unit
-def test_control_groups_are_looked_for_once_and_their_values_read_each_time(monkeypatch):
-    groups = (Cgroup(Path("/nowhere"), V2),)
-    searches, asked, left = [], [], iter([3 * GB, 2 * GB])
-    monkeypatch.setattr(cgroups, "cgroups", lambda controller: searches.append(controller) or groups)
-    monkeypatch.setattr(cgroups, "available_memory", lambda groups: (asked.append(groups), next(left))[1])
-    watch = MemoryWatch()
-    for expected in (3 * GB, 2 * GB):
-        watch.affordable(GB, 0)
-        assert watch.measured == expected
-    assert searches == ["memory"]
-    assert asked == [groups, groups]
+    assert [watch.due(MB // 16) for _ in range(2)] == [False, True]
 
 
 @pytest.mark.unit
@@ -112,9 +92,10 @@ def test_a_loader_with_little_memory_loads_few_batches_ahead_and_says_so_once(ch
 
     options = {"num_workers": 2, "workers": "thread", "prefetch_factor": 8, "chunk_size": chunk_size}
     with DataLoader(Counted(320), 8, **options) as loader:
-        left = itertools.chain([250_000], itertools.repeat(300_000))  # two batches of 131 kB
-        loader._engine._memory = MemoryWatch(lambda: next(left))
-        loader._engine._memory._until_check = 0
+        first = iter([250_000])  # two batches of 131 kB
+        loader._engine._memory = MemoryWatch(
+            lambda: next(first, max(0, 500_000 - 131_072 * (len(begun) - delivered[0])))
+        )
         numbers = []
         for batch in loader:
             numbers += batch[1].tolist()

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader as TorchLoader
 from nbloader import DataLoader
 from nbloader._util.rng import PreservedRandomState
 from nbloader.batch.collate import LocalArrays
-from nbloader.batch.rows import RowSelector, Selection, is_in_memory, may_be_in_memory
+from nbloader.batch.rows import RowSelector, Selection, is_in_memory
 from nbloader.batch.serialize import PlannedArrays, load_object
 from nbloader.sampling.index_arrays import IndexArray, array_batches
 from nbloader.sampling.permutation import Permutation
@@ -119,7 +119,6 @@ def sources_of(dataset):
 @given(dataset=datasets, indices=batches, as_array=st.booleans())
 def test_gathered_batches_equal_those_of_samples(dataset, indices, as_array):
     assert is_in_memory(dataset)
-    assert may_be_in_memory(dataset)
     given_indices = IndexArray(np.array(indices)) if as_array else indices
     selection = RowSelector().select(dataset, given_indices, 0, "torch")
     assert type(selection) is Selection

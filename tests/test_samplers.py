@@ -8,7 +8,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nbloader._util.rng import mix, mix_range
 from nbloader.sampling import samplers
 from nbloader.sampling.permutation import Permutation
 
@@ -35,12 +34,6 @@ def test_a_large_permutation_stays_in_range_without_duplicates(n, seed, start):
     values = Permutation(n, seed)[positions]
     assert ((values >= 0) & (values < n)).all()
     assert len(set(values.tolist())) == len(positions)
-
-
-@given(after=st.integers(0, 2**64 - 1), start=st.integers(0, 2**62), count=st.integers(0, 130))
-def test_seeds_that_are_mixed_together_equal_those_that_are_mixed_one_by_one(after, start, count):
-    numbers = range(start, start + count)
-    assert mix_range(start, start + count, after=after) == [mix(number, after=after) for number in numbers]
 
 
 def test_different_seeds_give_uncorrelated_orders():

@@ -172,8 +172,8 @@ def test_arrays_whose_dtype_was_unpickled_are_sent_beside_the_pickle():
     """As in a worker whose dataset holds them: such a dtype is another object than NumPy's own, and not "built in"."""
     dtype = pickle.loads(pickle.dumps(np.dtype(np.float32)))
     array = np.ndarray(5, dtype, bytearray(20))
-    _data, _mixed, runs = pickle.loads(encode_object({"a": [array, "text"]}).skeleton)
-    assert runs == [("f", None, [0], [(5,)])]
+    _data, _mixed, places = pickle.loads(encode_object({"a": [array, "text"]}).skeleton)
+    assert places == [("f", None, 0, (5,))]
 
 
 @pytest.mark.parametrize("replaced", [False, True], ids=["as installed", "a cloudpickle that replaces it"])

@@ -13,7 +13,7 @@ The functions that look up limits read files below `root`, so that tests can pas
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -70,35 +70,20 @@ def cores(root: Path = _ROOT) -> int:
     return max(1, min(limits))
 
 
-def available_memory(root: Path = _ROOT, groups: Iterable[Cgroup] | None = None) -> int | None:
+def available_memory(root: Path = _ROOT) -> int | None:
     """Return how many bytes can be allocated without swapping or being killed; None if the system does not report it.
 
     This is the minimum of the memory available on the machine and the memory that each control group has left.
 
     Args:
         root: Where to look for /proc.
-        groups: The control groups that limit the memory of this process, if already known. By default they are looked
-            up, which takes most of the time.
     """
     limits = [value for value in [_machine_memory(root)] if value is not None]
-    for group in cgroups("memory", root) if groups is None else groups:
+    for group in cgroups("memory", root):
         left = _memory_left(group)
         if left is not None:
             limits.append(max(0, left))
     return min(limits, default=None)
-
-
-class MemoryMeter:
-    """Measures the available memory repeatedly, within the control groups of this process at the first measurement."""
-
-    def __init__(self) -> None:
-        self._groups: tuple[Cgroup, ...] | None = None
-
-    def __call__(self) -> int | None:
-        """See `available_memory`."""
-        if self._groups is None:
-            self._groups = tuple(cgroups("memory"))
-        return available_memory(groups=self._groups)
 
 
 def cgroups(controller: str, root: Path = _ROOT) -> Iterator[Cgroup]:

@@ -13,28 +13,11 @@ from pathlib import Path
 from typing import Any
 
 
-class CurrentProcess:
-    """The id of the current process, updated in forked children."""
-
-    __slots__ = ("pid",)
-
-    def __init__(self) -> None:
-        self.pid = os.getpid()
-        """Cached, since the system call takes 0.3 us."""
-        when_forked(after_in_child=self._update)
-
-    def _update(self) -> None:
-        self.pid = os.getpid()
-
-
 def when_forked(**functions: Callable[[], object]) -> None:
     """Register functions for when this process forks, as `os.register_at_fork`, on systems that fork."""
     register = getattr(os, "register_at_fork", None)
     if register is not None:
         register(**functions)
-
-
-current_process = CurrentProcess()
 
 
 def usable_cpus() -> int:

@@ -11,7 +11,6 @@ import os
 import resource  # not when it is needed: with too many open files no module can be imported
 import signal
 import struct
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -126,29 +125,7 @@ def available_memory() -> int | None:
     return cgroups.available_memory()
 
 
-def memory_meter() -> Callable[[], int | None]:
-    """Return a function that measures the available memory repeatedly."""
-    return cgroups.MemoryMeter()
-
-
 # ---- files ----------------------------------------------------------------------------------------------------------
-
-
-def real_path(path: str) -> tuple[str, os.stat_result] | None:
-    """Return a path with all symbolic links resolved, and the status of its file; None if there is no such file."""
-    try:
-        fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    except (FileNotFoundError, NotADirectoryError, ValueError):
-        return None
-    except OSError:  # too many open files, for example
-        return portable.real_path(path)
-    try:
-        status = os.fstat(fd)
-        return os.readlink(f"/proc/self/fd/{fd}"), status  # noqa: PTH115 - a third of the time of realpath
-    except OSError:  # no /proc
-        return portable.real_path(path)
-    finally:
-        os.close(fd)
 
 
 def open_again(opened: list[int], fd: int, flags: int) -> None:

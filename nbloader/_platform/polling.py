@@ -1,35 +1,24 @@
-"""Waits until descriptors can be read."""
+"""Waits until descriptors can be read, with what the system has: `select.poll`, or `select.select` on Windows."""
 
 from __future__ import annotations
 
-import select
+import selectors
 from collections.abc import Iterable
 from typing import Any
 
-POLLIN: int = getattr(select, "POLLIN", 1)
+Poll: type[selectors.BaseSelector] = getattr(selectors, "PollSelector", selectors.SelectSelector)
 
 
-class SelectPoll:
-    """`select.poll` for reading, on systems that have only `select.select` (Windows)."""
+def poll_for(files: Iterable[Any]) -> selectors.BaseSelector:
+    """Return a selector of files that can be read, or have been closed by the other end. It needs no `close()`.
 
-    def __init__(self) -> None:
-        self._fds: set[int] = set()
-
-    def register(self, file: Any, _events: int) -> None:
-        """Watch a descriptor, or an object with one."""
-        self._fds.add(file if isinstance(file, int) else file.fileno())
-
-    def poll(self, timeout: float | None = None) -> list[tuple[int, int]]:
-        """Return the descriptors that can be read, each with `POLLIN`.
-
-        Args:
-            timeout: Maximum time to wait, in milliseconds; None to wait indefinitely.
-        """
-        ready, _, _ = select.select(list(self._fds), [], [], None if timeout is None else timeout / 1000)
-        return [(fd, POLLIN) for fd in ready]
-
-
-Poll: Any = getattr(select, "poll", SelectPoll)
+    Args:
+        files: Descriptors, or objects with one.
+    """
+    poll = Poll()
+    for file in files:
+        poll.register(file, selectors.EVENT_READ)
+    return poll
 
 
 def readable(files: Iterable[Any], timeout: float) -> list[int]:
@@ -39,7 +28,4 @@ def readable(files: Iterable[Any], timeout: float) -> list[int]:
         files: Descriptors, or objects with one.
         timeout: Maximum time to wait, in seconds.
     """
-    poll = Poll()
-    for file in files:
-        poll.register(file, POLLIN)
-    return [fd for fd, _events in poll.poll(max(0.0, timeout) * 1000)]
+    return [key.fd for key, _events in poll_for(files).select(max(0.0, timeout))]

@@ -12,7 +12,6 @@ import errno
 import os
 import signal
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -93,11 +92,6 @@ def available_memory() -> int | None:
     return int(psutil.virtual_memory().available)
 
 
-def memory_meter() -> Callable[[], int | None]:
-    """Return a function that measures the available memory repeatedly."""
-    return available_memory
-
-
 def memory_of(pid: int) -> MemoryUse | None:
     """Private and shared memory of a process; None if the system does not report it."""
     import psutil
@@ -109,14 +103,6 @@ def memory_of(pid: int) -> MemoryUse | None:
 
 
 # ---- files ----------------------------------------------------------------------------------------------------------
-
-
-def real_path(path: str) -> tuple[str, os.stat_result] | None:
-    """Return a path with all symbolic links resolved, and the status of its file; None if there is no such file."""
-    try:
-        return os.path.realpath(path), os.stat(path)  # noqa: PTH116 - pathlib takes three times as long
-    except (OSError, ValueError):
-        return None
 
 
 HAS_FILE_LOCKS = False

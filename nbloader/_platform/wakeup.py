@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from typing import Any
 
-from nbloader._platform.polling import POLLIN, Poll
+from nbloader._platform.polling import poll_for
 
 
 class Wakeup:
@@ -20,41 +19,25 @@ class Wakeup:
         self._read, self._write = socket.socketpair()
         self._read.setblocking(False)
         self._write.setblocking(False)
-        self._polls: dict[int | tuple[int, ...] | None, Any] = {}  # keyed by the other descriptors
-        self._waiting = False
+        self._others: tuple[int, ...] = ()
+        self._poll = poll_for([self._read])
 
     def set(self) -> None:
         """Wake the waiting thread. If no thread is waiting, the next `wait` returns immediately."""
         with contextlib.suppress(OSError):  # the buffer is full of wake-ups, or the socket is closed
             self._write.send(b"w")
 
-    def wait(self, other: int | tuple[int, ...] | None, timeout: float | None) -> None:
-        """Block until the event is set or another descriptor becomes readable.
+    def wait(self, others: tuple[int, ...], timeout: float | None) -> None:
+        """Block until the event is set or another descriptor becomes readable. Called on one thread.
 
         Args:
-            other: The other descriptor, several of them, or None.
+            others: The other descriptors.
             timeout: Maximum time to wait, in seconds; None to wait indefinitely.
-
-        Raises:
-            RuntimeError: Another thread is waiting.
         """
-        poll = self._polls.get(other)
-        if poll is None:
-            poll = Poll()
-            poll.register(self._read, POLLIN)
-            for fd in (other,) if isinstance(other, int) else other or ():
-                poll.register(fd, POLLIN)
-            self._polls[other] = poll
-        if self._waiting:
-            raise RuntimeError("another thread waits for this event")
-        try:
-            self._waiting = True
-            ready = poll.poll(None if timeout is None else max(0.0, timeout * 1000))
-        finally:
-            self._waiting = False
-        for fd, _events in ready:
-            if fd == self._read.fileno():
-                self.clear()
+        if others != self._others:
+            self._others, self._poll = others, poll_for([self._read, *others])
+        if any(key.fileobj is self._read for key, _events in self._poll.select(timeout)):
+            self.clear()
 
     def fileno(self) -> int:
         """Return a descriptor that is readable while a wake-up is pending."""

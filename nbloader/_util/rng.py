@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import contextvars
 import random
 import sys
 import threading
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-
-from nbloader._util.import_hooks import when_imported
 
 if TYPE_CHECKING:
     import torch
@@ -18,8 +17,7 @@ if TYPE_CHECKING:
 State = dict[str, Any]
 
 
-def _numpy_random() -> Any:  # numpy.random is imported on first use; its stubs lack get_bit_generator
-    return np.random
+_numpy_random: Any = np.random  # imported here, not in each forked worker; its stubs lack get_bit_generator
 
 
 def mix(*numbers: int, after: int = 0) -> int:
@@ -38,21 +36,6 @@ def mix(*numbers: int, after: int = 0) -> int:
     return z
 
 
-def mix_range(start: int, stop: int, *, after: int) -> list[int]:
-    """Compute `mix(number, after=after)` for each number of a range, in one vectorized operation.
-
-    Args:
-        start: The first number.
-        stop: The end of the range, exclusive.
-        after: See `mix`.
-    """
-    z = (np.arange(start, stop, dtype=np.uint64) ^ np.uint64(after)) + np.uint64(0x9E3779B97F4A7C15)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    mixed: list[int] = (z ^ (z >> np.uint64(31))).tolist()
-    return mixed
-
-
 class WorkerGenerators:
     """Random generators of a worker thread. The names of the attributes are those of `get_worker_info().rng` in torch.
 
@@ -68,7 +51,7 @@ class WorkerGenerators:
 
     @property
     def numpy_generator(self) -> np.random.Generator:
-        """A `numpy.random.Generator`, created when it is first used: importing `numpy.random` takes time."""
+        """A `numpy.random.Generator`, created when it is first used."""
         if self._numpy is None:
             self._numpy = np.random.Generator(np.random.PCG64(self._seed))
         return self._numpy
@@ -139,7 +122,7 @@ def seed_task(*numbers: int) -> None:
 
 
 class TaskGenerators:
-    """Random generators of an event loop: each asyncio task has its own (`seed_task`). See `Generators`."""
+    """Random generators of an event loop: each asyncio task has `WorkerGenerators` of its own (`seed_task`)."""
 
     def __init__(self) -> None:
         self._outside = WorkerGenerators()
@@ -155,55 +138,34 @@ class TaskGenerators:
 
     @property
     def random_generator(self) -> random.Random:
-        """See `Generators`."""
+        """See `WorkerGenerators`."""
         return self._of_task().random_generator
 
     @property
     def numpy_generator(self) -> np.random.Generator:
-        """See `Generators`."""
+        """See `WorkerGenerators`."""
         return self._of_task().numpy_generator
 
     @property
     def torch_generator(self) -> torch.Generator:
-        """See `Generators`."""
+        """See `WorkerGenerators`."""
         return self._of_task().torch_generator
 
     def seed_all(self, seed: int) -> None:
-        """See `Generators`."""
+        """See `WorkerGenerators`."""
         self._of_task().seed_all(seed)
 
     def state(self) -> tuple[Any, ...]:
-        """See `Generators`."""
+        """See `WorkerGenerators`."""
         return self._of_task().state()
 
     def set_state(self, state: tuple[Any, ...]) -> None:
-        """See `Generators`."""
+        """See `WorkerGenerators`."""
         self._of_task().set_state(state)
 
 
-class Generators(Protocol):
-    """Random generators of a worker thread, or of a sample of an asynchronous dataset, seeded for each batch."""
-
-    @property
-    def random_generator(self) -> random.Random:
-        """A generator of `random`."""
-
-    @property
-    def numpy_generator(self) -> np.random.Generator:
-        """A generator of NumPy."""
-
-    @property
-    def torch_generator(self) -> torch.Generator:
-        """A generator of torch."""
-
-    def seed_all(self, seed: int) -> None:
-        """Seed all of them."""
-
-    def state(self) -> tuple[Any, ...]:
-        """Return the state of all of them."""
-
-    def set_state(self, state: tuple[Any, ...]) -> None:
-        """Restore what `state` returned."""
+Generators: TypeAlias = WorkerGenerators | TaskGenerators
+"""Random generators of a worker thread, or of a sample of an asynchronous dataset, seeded for each batch."""
 
 
 class _ThreadLocal(threading.local):
@@ -213,10 +175,6 @@ class _ThreadLocal(threading.local):
 
 thread_local = _ThreadLocal()
 _seed = 0
-_has_seed = False
-"""Whether `seed_everything` was called."""
-_numpy_deferred = False
-"""Whether NumPy's global generator is seeded when `numpy.random` is imported, and not before."""
 
 
 def seed_everything(seed: int) -> None:
@@ -224,41 +182,18 @@ def seed_everything(seed: int) -> None:
 
     On a worker thread, seed its own generators instead.
     """
-    global _has_seed, _seed
+    global _seed  # noqa: PLW0603 - the generators are global too
     own = thread_local.generators
     if own is not None:
         own.seed_all(seed)
         return
-    _seed, _has_seed = seed, True
+    _seed = seed
     random.seed(seed)
-    if not _numpy_deferred:
-        np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002 - the global generator is what datasets use
-    elif "numpy.random" in sys.modules:
-        _seed_imported_numpy()
+    np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002 - the global generator is what datasets use
     torch = sys.modules.get("torch")
     if torch is not None:
         # torch.manual_seed would also queue a call for CUDA each time, with a formatted stack
         torch.random.default_generator.manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
-
-
-def defer_numpy() -> None:
-    """Do not import `numpy.random` to seed it. In a worker whose dataset does not use it, the import would take 12 ms.
-
-    When it is imported, it is seeded with the seed of the last call of `seed_everything`, if there was one.
-    """
-    global _numpy_deferred  # noqa: PLW0603 - the generators are global too
-    _numpy_deferred = True
-    when_imported("numpy.random", _seed_imported_numpy)
-
-
-def _seed_imported_numpy() -> None:
-    global _numpy_deferred  # noqa: PLW0603 - as above
-    seed = getattr(sys.modules["numpy.random"], "seed", None)
-    if seed is None or not _numpy_deferred:  # another thread is still importing it, and will call this; or it was done
-        return
-    _numpy_deferred = False
-    if _has_seed:
-        seed(_seed & 0xFFFFFFFF)
 
 
 def draw_seed(generator: Any = None) -> int:
@@ -293,9 +228,7 @@ def was_seeded() -> bool:
     python_state = random.getstate()
     if all(python_state != random.Random(value).getstate() for value in derived):  # noqa: S311 - to compare with
         return True
-    if _numpy_deferred and "numpy.random" not in sys.modules:
-        return False
-    numpy_state = _numpy_state(_numpy_random())
+    numpy_state = _numpy_state(_numpy_random)
     return all(numpy_state != _numpy_state(np.random.RandomState(value & 0xFFFFFFFF)) for value in derived)
 
 
@@ -304,7 +237,7 @@ def states() -> list[Any]:
     torch_generator = _torch_generator()
     return [
         random.getstate(),
-        _numpy_state(_numpy_random()),
+        _numpy_state(_numpy_random),
         None if torch_generator is None else torch_generator.get_state().numpy().tobytes(),
     ]
 
@@ -345,7 +278,7 @@ class PreservedRandomState:
         self._torch = _torch_generator()
         self._torch_state = None if self._torch is None else self._torch.get_state()
         self._python_state = random.getstate()
-        self._numpy_generator = _numpy_random().get_bit_generator()
+        self._numpy_generator = _numpy_random.get_bit_generator()
         self._save_numpy()
 
     def restore(self) -> None:
@@ -354,8 +287,8 @@ class PreservedRandomState:
             self._own.set_state(self._own_state)
             return
         random.setstate(self._python_state)
-        if _numpy_random().get_bit_generator() is not self._numpy_generator:
-            _numpy_random().set_bit_generator(self._numpy_generator)
+        if _numpy_random.get_bit_generator() is not self._numpy_generator:
+            _numpy_random.set_bit_generator(self._numpy_generator)
         self._restore_numpy()
         if self._torch is not None:
             self._torch.set_state(self._torch_state)
@@ -395,7 +328,7 @@ class LazyRandomState(PreservedRandomState):
             if self._own is None and not self._copied:
                 if _lent is None:
                     _lent = np.random.MT19937()
-                _numpy_random().set_bit_generator(_lent)
+                _numpy_random.set_bit_generator(_lent)
         seed_everything(seed)
 
     def restore(self) -> None:
@@ -474,14 +407,10 @@ def load_globals(state: State | int) -> None:
 
 def pack(array: Any) -> str:
     """Return the bytes of an array as base64 text."""
-    import base64  # here and below only: workers do not need it
-
     return base64.b64encode(np.asarray(array).tobytes()).decode()
 
 
 def _decoded(text: str) -> bytes:
-    import base64
-
     return base64.b64decode(text, validate=True)
 
 

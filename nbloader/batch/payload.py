@@ -1,23 +1,24 @@
 """Payloads: produced batches on their way to the consumer.
 
-A batch arrives from a worker process, is produced in this process, or is joined from chunks. All payloads implement
-`BatchPayload`: they hold the header of the batch, and `open()` builds the batch. Payloads and the failures of
-`events.failures` are the possible outcomes of a dispatched batch (`BatchOutcome`).
+A batch arrives from a worker process, is produced in this process, or is joined from chunks. All payloads hold the
+header of the batch, and `open()` builds the batch. Payloads and the failures of `events.failures` are the possible
+outcomes of a dispatched batch (`BatchOutcome`).
 """
 
 from __future__ import annotations
 
+import os
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
 
-from nbloader._platform import current_process
-from nbloader.batch.serialize import SMALL, load_object
+from nbloader.batch.serialize import load_object
 from nbloader.shm.segment import NO_SEGMENT
 
 if TYPE_CHECKING:
-    from nbloader.events import BatchFailed, NodeTransfer
-    from nbloader.events.failures import EmptyBatch
+    from nbloader.events import NodeTransfer
+    from nbloader.events.failures import EmptyBatch, LoaderFailure, WorkerFailure
     from nbloader.shm.segment import SegmentReader
 
 _STRUCT = struct.Struct("<qqiqqqqqqqqqq")
@@ -63,93 +64,6 @@ def unpack_header(body: Any) -> BatchHeader:
     return _new(BatchHeader, _STRUCT.unpack_from(body))
 
 
-class _Outcome(Protocol):
-    """What all outcomes of a dispatched batch have."""
-
-    @property
-    def samples(self) -> int:
-        """Number of samples in the batch; 0 for a failure."""
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the batch in bytes; 0 for a failure."""
-
-    @property
-    def produce_ns(self) -> int:
-        """Time that a worker spent fetching and collating the batch, in ns; 0 for a failure."""
-
-    def discard(self) -> None:
-        """Release the memory of a batch that nobody will open."""
-
-
-class BatchFailure(_Outcome, Protocol):
-    """An error, which is raised in place of the batch."""
-
-    @property
-    def failed(self) -> Literal[True]:
-        """Tells it from the other outcomes."""
-
-    @property
-    def empty(self) -> Literal[False]:
-        """Tells it from the other outcomes."""
-
-    def to_event(self, now: int, epoch: int, number: int, indices: Any) -> BatchFailed | None:
-        """Return the event that reports this failure; None if neither the dataset nor the collate function raised."""
-
-    def to_exception(self, number: int, indices: Any, *, batched: bool, epoch: int | None = None) -> Exception:
-        """Return the exception to raise in the consumer. For the arguments, see `WorkerFailure.to_exception`."""
-
-
-class BatchPayload(_Outcome, Protocol):
-    """A produced batch. After `open()`, the payload holds the batch's memory until the payload is garbage-collected."""
-
-    @property
-    def failed(self) -> Literal[False]:
-        """Tells it from the other outcomes."""
-
-    @property
-    def empty(self) -> Literal[False]:
-        """Tells it from the other outcomes."""
-
-    @property
-    def header(self) -> BatchHeader:
-        """Identity, size and cost of the batch."""
-
-    @property
-    def worker(self) -> int:
-        """Id of the worker that produced the batch; -1 if no worker did."""
-
-    @property
-    def pid(self) -> int:
-        """Id of the process that produced the batch."""
-
-    @property
-    def received(self) -> int:
-        """`perf_counter_ns` time at which the loader received the batch."""
-
-    @property
-    def transport(self) -> str:
-        """How the batch was transported: "segment", "inline", "pickle" or "local"."""
-
-    @property
-    def transfer(self) -> NodeTransfer | None:
-        """The transfer of the batch from another machine; None if it was produced on this machine."""
-
-    @property
-    def mapping(self) -> Any:
-        """The whole segment that contains the opened batch; None if the batch is not in a segment."""
-
-    def open(self) -> Any:
-        """Build the batch on the memory in which it arrived."""
-
-    def deliver(self) -> Any:
-        """Build the batch for a consumer that may keep parts: small arrays do not keep the memory of large ones."""
-
-
-BatchOutcome: TypeAlias = "BatchPayload | BatchFailure | EmptyBatch"
-"""The outcome of a dispatched batch."""
-
-
 class PayloadSource(Protocol):
     """The attributes of a worker process that `SegmentPayload` needs."""
 
@@ -158,21 +72,22 @@ class PayloadSource(Protocol):
     segments: SegmentReader
 
 
-class _Payload:
-    """Base class of payloads: the attributes of a `BatchPayload` that are available before it is opened.
+class BatchPayload(ABC):
+    """A produced batch. After `open()`, the payload holds the batch's memory until the payload is garbage-collected.
 
     Args:
         header: Identity, size and cost of the batch.
         worker: Id of the worker that produced the batch; -1 if no worker did.
         pid: Id of the process that produced the batch.
         received: `perf_counter_ns` time at which the loader received the batch.
-        transport: How the batch was transported.
+        transport: How the batch was transported: "segment", "inline", "pickle" or "local".
     """
 
     __slots__ = ("header", "nbytes", "pid", "produce_ns", "received", "samples", "transport", "worker")
-    failed: Literal[False] = False
-    empty: Literal[False] = False
+    failed: ClassVar[Literal[False]] = False
+    empty: ClassVar[Literal[False]] = False
     transfer: NodeTransfer | None = None
+    """The transfer of the batch from another machine; None if it was produced on this machine."""
 
     def __init__(self, header: BatchHeader, worker: int, pid: int, received: int, transport: str) -> None:
         self.header = header
@@ -185,8 +100,32 @@ class _Payload:
             _fetch_cpu, _collate_cpu, _slowest, _slowest_ns,
         ) = header  # unpacked at once: each attribute of a named tuple takes 35 ns  # fmt: skip
         self.samples = samples
+        """Number of samples in the batch."""
         self.nbytes = nbytes + skeleton_nbytes
+        """Size of the batch in bytes."""
         self.produce_ns = collate_end - fetch_begin
+        """Time that a worker spent fetching and collating the batch, ns."""
+
+    @property
+    def mapping(self) -> Any:
+        """The whole segment that contains the opened batch; None if the batch is not in a segment."""
+        return None
+
+    @abstractmethod
+    def open(self) -> Any:
+        """Build the batch on the memory in which it arrived."""
+
+    def deliver(self) -> Any:
+        """Build the batch for a consumer that may keep parts: small arrays do not keep the memory of large ones."""
+        return self.open()
+
+    @abstractmethod
+    def discard(self) -> None:
+        """Release the memory of a batch that nobody will open."""
+
+
+BatchOutcome: TypeAlias = "BatchPayload | WorkerFailure | LoaderFailure | EmptyBatch"
+"""The outcome of a dispatched batch. `failed` and `empty` tell them apart."""
 
 
 class PayloadParts(NamedTuple):
@@ -200,7 +139,7 @@ class PayloadParts(NamedTuple):
     """The segment as a ctypes array, which begins with the batch's arrays; None if they are not in a segment."""
 
 
-class SegmentPayload(_Payload):
+class SegmentPayload(BatchPayload):
     """A batch or chunk from a worker process: in a segment of the worker, or in the frame.
 
     Args:
@@ -230,13 +169,9 @@ class SegmentPayload(_Payload):
 
     def deliver(self) -> Any:
         """See `BatchPayload`."""
-        number, nbytes = self.header.segment, self.header.nbytes
-        if number == NO_SEGMENT or nbytes <= SMALL:
-            return self.open()
         self._borrow()
-        if type(self._memory) is bytearray:  # so many batches are kept that they are copied
-            return self.open()
-        return load_object(self._skeleton, self._memory, self._segments.store)
+        copied = type(self._memory) is bytearray  # so many batches are kept that they are copied
+        return load_object(self._skeleton, self._memory, None if copied else self._segments.store)
 
     def _borrow(self) -> None:
         """Provide the memory of the batch, which it holds until it is garbage-collected."""
@@ -262,7 +197,7 @@ class SegmentPayload(_Payload):
             self._segments.discard(self.header.segment)
 
 
-class LocalPayload(_Payload):
+class LocalPayload(BatchPayload):
     """A batch that was produced in this process, by a worker thread or inline.
 
     Args:
@@ -272,17 +207,12 @@ class LocalPayload(_Payload):
     """
 
     __slots__ = ("_batch",)
-    mapping = None
 
     def __init__(self, batch: Any, header: BatchHeader, worker: int) -> None:
-        super().__init__(header, worker, current_process.pid, header.collate_end, "local")
+        super().__init__(header, worker, os.getpid(), header.collate_end, "local")
         self._batch = batch
 
     def open(self) -> Any:
-        """Return the batch."""
-        return self._batch
-
-    def deliver(self) -> Any:
         """Return the batch."""
         return self._batch
 
@@ -298,7 +228,7 @@ class ChunkPart(NamedTuple):
     payload: BatchPayload
 
 
-class JoinedPayload(_Payload):
+class JoinedPayload(BatchPayload):
     """A batch of chunks that several workers produced. Its `worker` is the one that finished its chunk last.
 
     Args:
@@ -308,7 +238,6 @@ class JoinedPayload(_Payload):
     """
 
     __slots__ = ("_batch", "_chunks", "_join", "calls_user_code", "transfer")
-    mapping = None
 
     def __init__(self, parts: Sequence[ChunkPart], join: Callable[[list[Any]], Any], *, calls_user_code: bool) -> None:
         self.calls_user_code = calls_user_code
@@ -342,10 +271,6 @@ class JoinedPayload(_Payload):
             self._batch = self._join([chunk.open() for chunk in self._chunks])
             self._chunks = []
         return self._batch
-
-    def deliver(self) -> Any:
-        """See `open`: the arrays of a joined batch have memory of their own."""
-        return self.open()
 
     def discard(self) -> None:
         """Release the memory of the chunks."""

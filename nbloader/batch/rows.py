@@ -179,18 +179,6 @@ _ARRAYS = (np.ndarray, np.memmap)
 _HUGGING_FACE = ("datasets.arrow_dataset", "Dataset")
 
 
-def may_be_in_memory(dataset: Any) -> bool:
-    """Whether a dataset is of a type that `RowSelector` knows."""
-    kind = type(dataset)
-    if kind in _ARRAYS or _is_hugging_face(dataset):
-        return True
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return False
-    data = torch.utils.data
-    return kind in (torch.Tensor, data.TensorDataset, data.Subset, data.StackDataset)
-
-
 def is_in_memory(dataset: Any) -> bool:
     """Whether batches of a dataset can be gathered, unless their indices prevent it. Reads no sample."""
     kind = type(dataset)

@@ -30,7 +30,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 from nbloader import events as ev
 from nbloader._platform import when_forked
@@ -79,7 +79,6 @@ from nbloader.workers.messages import (
     WorkerMessage,
 )
 from nbloader.workers.registry import create_kind
-from nbloader.workers.status import PRODUCING
 from nbloader.workers.worker_view import WorkerView
 
 _clock = time.perf_counter_ns
@@ -88,21 +87,8 @@ IDLE_TIMEOUT = 300.0
 """Seconds without a request after which a loader stops its workers. The next request starts them again."""
 SUPERSEDED_TIMEOUT = 2.0
 """Seconds without a request after which a loader stops its workers if the cell that created it was run again."""
-MEMORY_RELEASE_DELAY = 5.0
-"""Seconds without a request, between epochs, after which idle workers release unused memory. The next epoch must
-allocate it again: with 2 s, epochs of 40 batches of 38 MB separated by pauses reached 12 % of the memcpy bandwidth of
-one thread instead of 50 %."""
 
 CLOSED = "this loader is closed: create a new one"
-
-
-class StackSamples(NamedTuple):
-    """Stack samples of workers."""
-
-    busy: bool
-    """Whether at least one of the sampled workers was producing a batch."""
-    stacks: list[StackCount]
-    """The samples that were available immediately. Worker processes send their samples later, as messages."""
 
 
 class Engine:
@@ -164,7 +150,6 @@ class Engine:
         self._num_workers = config.num_workers
         self._used_in = os.getpid()  # the process that has loaded a dataset last
         self._last_request = time.monotonic()
-        self._memory_released = False  # whether workers have released memory since the last epoch
         self._superseded = False
         self._retired = False
         self._dataset: weakref.ref[Any] | None = None  # the dataset that was loaded last, for messages
@@ -236,7 +221,7 @@ class Engine:
 
     def seconds_to_maintenance(self) -> float | None:
         """See `Driven`."""
-        due = self._seconds_to_memory_release(), self._seconds_to_stop(), self._group.leaving.seconds_left()
+        due = self._seconds_to_stop(), self._group.leaving.seconds_left()
         return min((left for left in due if left is not None), default=None)
 
     def receive(self) -> None:
@@ -311,27 +296,13 @@ class Engine:
     # ---- maintenance --------------------------------------------------------------------------------------------
 
     def _maintain(self) -> None:
-        """Release memory or stop the workers if the loader is idle, and kill workers that do not leave."""
+        """Stop the workers if the loader is idle, and kill workers that do not leave."""
         self._group.leaving.kill_stuck()
-        rest = self._seconds_to_memory_release()
-        if rest is not None and rest <= 0:
-            self._release_memory()
         stop = self._seconds_to_stop()
         if stop is not None and stop <= 0:
             for epoch in self._dispatcher.iterations:
                 self._dispatcher.park(epoch)
             self._group.retire()
-
-    def _release_memory(self) -> None:
-        if self._group.pool is not None and not self._dispatcher.iterations:
-            self._memory_released = True
-            self._group.pool.release_memory()
-
-    def _seconds_to_memory_release(self) -> float | None:
-        """Return the seconds until idle workers release memory; None if they have, or if an iteration is open."""
-        if self._memory_released or self._dispatcher.iterations or self._group.pool is None:
-            return None
-        return MEMORY_RELEASE_DELAY - (time.monotonic() - self._requested())
 
     def _seconds_to_stop(self) -> float | None:
         """Return the seconds until the workers are stopped for lack of requests; None for never."""
@@ -486,7 +457,7 @@ class Engine:
             raise LoaderClosedError(CLOSED)
         self._group.seed = plan.seed
         self._last_request = time.monotonic()
-        self._superseded = self._memory_released = False
+        self._superseded = False
         if self._group.ends_with_epoch:
             self._group.restart_all()
         error = self._group.take_init_error()
@@ -649,23 +620,9 @@ class Engine:
                 outcome.discard()
         self._group.restart_all()
 
-    def pause(self) -> None:
-        """Stop delivering and assigning batches until `resume` is called."""
-        if not self.closed and self.gate.pause():
-            self._command(lambda: self._events.append(ev.LoaderPaused(_clock())))
-            self.gate.announce()
-
-    def resume(self) -> None:
-        """Continue after `pause`."""
-        if not self.closed and self.gate.resume():
-            self._command(lambda: self._events.append(ev.LoaderResumed(_clock())))
-            self.gate.announce()
-
-    def step(self) -> None:
-        """Pause the loader, and deliver one batch."""
-        self.pause()
-        self.gate.step()
-        self.gate.announce()
+    def announce(self, event: ev.Event) -> None:
+        """Publish an event after what was requested before."""
+        self._command(lambda: self._events.append(event))
 
     def _on_gate(self) -> None:
         self._command(lambda: None)  # a job may be assigned
@@ -733,8 +690,11 @@ class Engine:
 
     def yield_memory(self) -> None:
         """Release memory of idle workers, because another loader begins an epoch. Never waits."""
-        if self._group.pool is not None and not self._memory_released:
-            self._command(self._release_memory)
+        self._command(self._yield_memory)
+
+    def _yield_memory(self) -> None:
+        if self._group.pool is not None and not self._dispatcher.iterations:
+            self._group.pool.release_memory()
 
     def stop_idle_workers(self) -> None:
         """Stop the workers, unless an iteration is in progress. The next iteration starts them again."""
@@ -750,24 +710,21 @@ class Engine:
         """Return the threads that load samples, in the order of worker ids."""
         return self._loop.ask(self._group.threads)
 
-    def sample_stacks(self, first: int, count: int) -> StackSamples:
+    def sample_stacks(self, first: int, count: int) -> list[StackCount]:
         """Sample the stacks of some workers. Runs on the calling thread.
 
         Args:
             first: Position of the first worker to sample, modulo the number of workers.
             count: Maximum number of workers to sample.
+
+        Returns:
+            The samples that are available immediately. Worker processes send theirs later, as messages.
         """
         pool = self._group.pool
         handles = [] if pool is None else list(pool.handles.values())  # copied atomically, under the GIL
         handles = [handle for handle in handles if not handle.expected]  # what those that leave produce is discarded
-        stacks, busy = [], False
-        for i in range(min(count, len(handles))):
-            handle = handles[(first + i) % len(handles)]
-            busy = busy or handle.status.state in PRODUCING
-            sample = handle.sample_stack()
-            if sample is not None:
-                stacks.append(sample)
-        return StackSamples(busy, stacks)
+        chosen = [handles[(first + i) % len(handles)] for i in range(min(count, len(handles)))]
+        return [sample for handle in chosen if (sample := handle.sample_stack()) is not None]
 
     def stack(self, worker: int) -> str:
         """Return the current Python stack of a worker.

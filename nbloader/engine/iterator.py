@@ -36,7 +36,6 @@ from nbloader.workers.worker_view import WorkerView
 
 T_co = TypeVar("T_co", covariant=True)
 _clock = time.perf_counter_ns
-_new = tuple.__new__  # takes half as long as `_make`
 
 DRAWING_LIMIT_NS = 10_000_000
 """Maximum time for which drawing from a slow sampler delays a batch that can be delivered. At least one batch is drawn
@@ -48,6 +47,8 @@ MAX_ERROR = 300
 CHECKSUM_SHARE = 200
 """Checksums of batches take at most the loop's time divided by this number. So most batches that take some milliseconds
 have one, but few of those that take some microseconds."""
+NOT_RETURNED = 0
+"""Value of `BatchRecord.returned` until the consumer asks for the next batch."""
 KEPT_INDICES = 8
 """Maximum number of dataset indices in the record of a batch."""
 
@@ -61,7 +62,7 @@ class IteratorContext(NamedTuple):
     """Transfers batches to their device; None if they stay in host memory."""
     batched: bool
     """Whether samples are collated into batches."""
-    names: tuple[str, ...] | None
+    names: Sequence[str] | None
     """Names of the parts of a batch; None if batches are not converted to dicts."""
     debuggable: bool
     """Whether `DataLoader.debug` can reproduce a sample that has an index."""
@@ -250,7 +251,7 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
     def _give_up(self, task: Task) -> None:
         """Record that an error is raised in place of a batch: the iteration continues with the next one."""
         self._kept = None
-        self.plan.delivered(task, 0)
+        self.plan.delivered(task.number, task.indices, 0)
         self._resources.returned = self._resources.failed = task.number
 
     def _next(self) -> T_co:
@@ -287,7 +288,7 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
             raise
         self._kept = None  # after an interrupt from here on, the iteration ends: a batch must not be counted twice
         self._remember(got, payload, requested, summed)
-        plan.delivered(task, payload.samples)
+        plan.delivered(task.number, task.indices, payload.samples)
         self._resources.delivered += 1
         self._resources.returned = task.number  # last: a signal handler could run in a later function call
         return batch  # type: ignore[no-any-return]
@@ -334,8 +335,19 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
     def _readable(self, reader: SourceReader, room: int, *, wait: bool) -> int:
         """Return how many batches, at most `room`, a source has ready. For `wait`, see `_refill`."""
         while wait and not reader.ready() and not self._iteration.outstanding:
-            self._iteration.wait_for_source(is_ready=reader.ready)
+            self._wait_for(reader)
         return min(room, reader.ready())
+
+    def _wait_for(self, reader: SourceReader) -> None:
+        """Block until a source has something to read, the iteration is closed, or a callback is due."""
+        bell = self._iteration.bell
+        bell.listening = True
+        try:
+            self._iteration.check_open()
+            if not reader.ready():
+                self._engine.callbacks.wait(bell, None)
+        finally:
+            bell.listening = False
 
     def _move(self, transfer: DeviceTransfer, task: Task, payload: BatchPayload) -> Any:
         """Transfer a batch to its device, and start the transfers of the following batches that are ready."""
@@ -362,16 +374,12 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
         index = None
         if slowest >= 0:
             index = task.indices[slowest] if self._batched else task.indices
-        self._resources.after = (
-            fetch_cpu, collate_cpu, got.in_flight, got.reordering,
-            got.ready, index, slowest_ns,
-            task.indices[: min(samples, KEPT_INDICES)] if self._batched else (task.indices,),
-            None, self._sampling, skeleton_nbytes, payload.transfer, summed,
-        )  # fmt: skip
-        self._resources.before = (  # set last: `publish` publishes the record if this is set
+        self._resources.record = ev.BatchRecord(
             self._epoch, task.number, payload.worker, payload.pid, task.attempt, samples, nbytes,
             payload.transport, requested, task.dispatched, fetch_begin, fetch_end, collate_end, payload.received,
-            task.in_order, _clock(),
+            task.in_order, _clock(), NOT_RETURNED, fetch_cpu, collate_cpu, got.in_flight, got.reordering, got.ready,
+            index, slowest_ns, task.indices[: min(samples, KEPT_INDICES)] if self._batched else (task.indices,),
+            None, self._sampling, skeleton_nbytes, payload.transfer, summed,
         )  # fmt: skip
         self._sampling = 0
 
@@ -420,10 +428,8 @@ class _Resources:
         self.reader: SourceReader | None = None
         self.begun = False
         """Whether a consumer has started to iterate."""
-        self.before: tuple[Any, ...] | None = None
-        """The fields before `returned` in the `BatchRecord` of the consumer's batch; None if no record is pending."""
-        self.after: tuple[Any, ...] = ()
-        """The fields after `returned`."""
+        self.record: ev.BatchRecord | None = None
+        """The record of the consumer's batch, without the time at which it returns; None if no record is pending."""
         self.shipment: PendingPlacement | None = None
         """How the consumer's batch is transferred to its device."""
         self._bus = bus
@@ -436,10 +442,10 @@ class _Resources:
         Args:
             returned: When the consumer requested the next batch or ended the loop, perf_counter ns.
         """
-        before = self.before
-        if before is not None:
-            self.before = None
-            complete = _new(ev.BatchRecord, (*before, returned, *self.after))
+        record = self.record
+        if record is not None:
+            self.record = None
+            complete = record._replace(returned=returned)
             if self._records is None:
                 self._bus.publish(complete)
             else:
@@ -465,8 +471,8 @@ def _abandon(engine: AnyEngine, resources: _Resources) -> None:
     resources.release(engine, "abandoned")
 
 
-def check_names(names: Any) -> tuple[str, ...] | None:
-    """Return the value of `names=` as a tuple; None if it is None.
+def check_names(name: str, names: Any) -> Sequence[str] | None:
+    """Return the value of an argument that names the parts of a batch, if it is right.
 
     Raises:
         TypeError: The value is not a sequence of strings.
@@ -475,13 +481,13 @@ def check_names(names: Any) -> tuple[str, ...] | None:
     if names is None:
         return None
     if isinstance(names, (str, bytes)) or not isinstance(names, Sequence) or any(type(n) is not str for n in names):
-        raise TypeError(f"names must be a sequence of strings such as ('image', 'label'), not {names!r}")
+        raise TypeError(f"{name} must be a sequence of strings such as ('image', 'label'), not {names!r}")
     if not names or len(set(names)) < len(names):
-        raise ValueError(f"names must be one or more different strings, not {names!r}")
-    return tuple(names)
+        raise ValueError(f"{name} must be one or more different strings, not {names!r}")
+    return names
 
 
-def name_parts(batch: Any, names: tuple[str, ...]) -> Any:
+def name_parts(batch: Any, names: Sequence[str]) -> Any:
     """Convert a batch of several parts to a dict by name (paddle's feed names). A batch that is a dict is unchanged.
 
     Raises:

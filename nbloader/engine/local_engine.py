@@ -13,7 +13,7 @@ from typing import Any
 
 from nbloader import events as ev
 from nbloader.batch.task import Task
-from nbloader.engine.engine import CLOSED, Engine, StackSamples, ignore_stacks
+from nbloader.engine.engine import CLOSED, Engine, ignore_stacks
 from nbloader.engine.local_iteration import LocalIteration
 from nbloader.engine.receiver import why_ended
 from nbloader.engine.silent_faults import SilentFaults
@@ -156,25 +156,9 @@ class LocalEngine:
             if self._retired:
                 self.close()
 
-    # ---- pause, resume, step ------------------------------------------------------------------------------------
-
-    def pause(self) -> None:
-        """Deliver nothing until `resume` is called."""
-        if not self.closed and self.gate.pause():
-            self.bus.publish(ev.LoaderPaused(_clock()))
-            self.gate.announce()
-
-    def resume(self) -> None:
-        """Continue after `pause`."""
-        if self.gate.resume():
-            self.bus.publish(ev.LoaderResumed(_clock()))
-            self.gate.announce()
-
-    def step(self) -> None:
-        """Pause the loader, and deliver one batch."""
-        self.pause()
-        self.gate.step()
-        self.gate.announce()
+    def announce(self, event: ev.Event) -> None:
+        """Publish an event."""
+        self.bus.publish(event)
 
     def _ring(self) -> None:
         for iteration in list(self._iterations.values()):
@@ -197,12 +181,12 @@ class LocalEngine:
 
     # ---- watching -----------------------------------------------------------------------------------------------
 
-    def sample_stacks(self, first: int, count: int) -> StackSamples:  # noqa: ARG002
+    def sample_stacks(self, first: int, count: int) -> list[StackCount]:  # noqa: ARG002
         """Sample the stack of the thread that produces a batch. For the arguments, see `Engine`."""
         running = (iteration.producer for iteration in list(self._iterations.values()) if iteration.running)
         producer = next(running, None)
         sample = None if producer is None else producer.sample_stack()
-        return StackSamples(producer is not None and producer.busy, [] if sample is None else [sample])
+        return [] if sample is None else [sample]
 
     def stack(self, worker: int) -> str:  # noqa: ARG002 - the only one
         """Return the Python stack of the main thread."""

@@ -204,7 +204,7 @@ class LocalIteration:
         if self.plan.shards is not None:
             self.plan.shards.received(task.indices)
         if delivery.outcome.empty:
-            self.plan.delivered(task, 0)
+            self.plan.delivered(task.number, task.indices, 0)
             return False
         self._engine.gate.delivered()
         self.taken += 1
@@ -277,22 +277,6 @@ class LocalIteration:
 
     # ---- waiting --------------------------------------------------------------------------------------------------
 
-    def wait_for_source(self, *, is_ready: Callable[[], object]) -> None:
-        """Block until a source has something to read, or a callback is due. See `Iteration`."""
-        self.bell.listening = True
-        try:
-            self.check_open()
-            if not is_ready():
-                self._wait(None)
-        finally:
-            self.bell.listening = False
-
-    def _wait(self, seconds: float | None) -> None:
-        callbacks = self._engine.callbacks
-        limits = [limit for limit in (seconds, callbacks.interval) if limit is not None]
-        self.bell.wait(min(limits, default=None))
-        callbacks.call(waiting=True)
-
     def _wait_for_resume(self, task: Task) -> None:
         """Block while the loader is paused.
 
@@ -308,6 +292,6 @@ class LocalIteration:
                 if check.due is not None:
                     self._engine.notice(timeouts.PAUSE_NOTICE_TEXT)
                     continue
-                self._wait(check.left)
+                self._engine.callbacks.wait(self.bell, check.left)
         finally:
             self.bell.listening = False

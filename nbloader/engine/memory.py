@@ -8,16 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from nbloader._platform import memory_meter
+from nbloader._platform import available_memory
 from nbloader._util.format import megabytes, plural
 
-FIRST_CHECK = 1 << 20
-"""Total size of the batches, in bytes, after which the available memory is measured for the first time."""
-CHECK_EVERY = 256 << 20
-"""Minimum total size of the batches that arrive between two measurements, in bytes. Each measurement reads several
-system files."""
 CHECK_SHARE = 8
-"""Memory is measured again when batches that total 1/CHECK_SHARE of the available memory have arrived."""
+"""Memory is measured again when batches that total 1/CHECK_SHARE of the available memory have arrived. Each measurement
+reads several system files, which takes 0.2 ms."""
 USABLE = 0.75
 """Fraction of the available memory that batches may take. The rest is left for the samples that workers collate, and
 for the user's loop."""
@@ -27,13 +23,12 @@ class MemoryWatch:
     """Measures the available memory whenever enough bytes of batches have arrived.
 
     Args:
-        available: Returns the available memory in bytes; None if the system does not report it. The default is
-            `memory_meter`.
+        available: Returns the available memory in bytes; None if the system does not report it.
     """
 
-    def __init__(self, available: Callable[[], int | None] | None = None) -> None:
-        self._available = available or memory_meter()
-        self._until_check = FIRST_CHECK
+    def __init__(self, available: Callable[[], int | None] = available_memory) -> None:
+        self._available = available
+        self._until_check = 0
         self.measured = 0
         """Result of the last measurement, bytes."""
 
@@ -54,7 +49,7 @@ class MemoryWatch:
             self._until_check = 1 << 62
             return None
         self.measured = available
-        self._until_check = max(CHECK_EVERY, available // CHECK_SHARE)
+        self._until_check = available // CHECK_SHARE
         return max(1, arrived + int(USABLE * available) // max(1, nbytes))
 
 

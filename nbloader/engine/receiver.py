@@ -1,7 +1,7 @@
 """The consumer's side of an iteration: it takes batches that are ready, and waits for them.
 
     loop's thread --ready--> Receiver.take() --> __next__
-                  --ring---> Receiver._wait()
+                  --ring---> Receiver.bell
 
 Everything here runs on the consumer's thread, apart from `close`, the bell, and what is read for gauges.
 """
@@ -72,16 +72,6 @@ class Iteration(Protocol):
         Args:
             drawn: Number of the next batch to draw from the plan.
             held: Number of the last batch that the consumer or its iterator has; -1 if there is none.
-        """
-
-    def wait_for_source(self, *, is_ready: Callable[[], object]) -> None:
-        """Block until a source has something to read, the bell rings, or a callback is due.
-
-        Args:
-            is_ready: Returns whether the source has something.
-
-        Raises:
-            LoaderClosedError: The loader was closed, or an interrupt has ended the iteration.
         """
 
 
@@ -234,7 +224,7 @@ class Receiver:
                     timer = engine.new_timer(first=self.state.taken == self._plan.first)
                 self.awaited = Awaited(self._upcoming(), since)
                 if not (self.room and refill()):
-                    self._wait(engine.look_after(timer, self.state.epoch))
+                    engine.callbacks.wait(bell, engine.look_after(timer, self.state.epoch))
         finally:
             bell.listening = False
             self.awaited = None
@@ -256,7 +246,7 @@ class Receiver:
             if task.failures:
                 self._engine.publish_failures(task)
             if delivery.outcome.empty:
-                self._plan.delivered(task, 0)
+                self._plan.delivered(task.number, task.indices, 0)
                 continue
             gate.delivered()
             self.taken_at = time.monotonic()
@@ -266,22 +256,6 @@ class Receiver:
     def is_complete(self, *, drawn: int, held: int) -> bool:
         """Return whether an interrupt has lost no batch. For the arguments, see `Iteration`."""
         return self.added == drawn and (self.last is None or self.last.number == held)
-
-    def _wait(self, seconds: float | None) -> None:
-        callbacks = self._engine.callbacks
-        limits = [limit for limit in (seconds, callbacks.interval) if limit is not None]
-        self.bell.wait(min(limits, default=None))
-        callbacks.call(waiting=True)
-
-    def wait_for_source(self, *, is_ready: Callable[[], object]) -> None:
-        """Block until a source has something to read, the bell rings, or a callback is due. See `Iteration`."""
-        self.bell.listening = True
-        try:
-            self.check_open()
-            if not is_ready():
-                self._wait(None)
-        finally:
-            self.bell.listening = False
 
     def peek(self, count: int) -> list[Delivery]:
         """Return at most `count` of the next batches that are ready, without taking them."""

@@ -58,7 +58,3 @@ class SkippedSamples:
     def closed(self, epoch: int) -> None:
         """Forget an iteration."""
         self._counts.pop(epoch, None)
-
-    def clear(self) -> None:
-        """Forget all iterations."""
-        self._counts.clear()

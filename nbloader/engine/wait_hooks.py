@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from nbloader._util.bell import Bell
 from nbloader._util.signals import raised_by_handler
 
 log = logging.getLogger(__name__)
@@ -21,11 +22,6 @@ class WaitCallbacks:
         self._callbacks: tuple[Callable[[], object], ...] = ()
         self._while_waiting: tuple[Callable[[], object], ...] = ()
         self._called = 0.0
-
-    @property
-    def interval(self) -> float | None:
-        """Seconds that a wait may last before `call` is due again; None if there are no callbacks."""
-        return INTERVAL if self._callbacks or self._while_waiting else None
 
     def add(self, callback: Callable[[], object], *, each_batch: bool = True) -> Callable[[], None]:
         """Register a callback.
@@ -64,6 +60,18 @@ class WaitCallbacks:
                     raise
                 log.exception("an on_wait callback raised and was removed")
                 self._remove(callback)
+
+    def wait(self, bell: Bell, seconds: float | None) -> None:
+        """Block until a bell rings, time is up, or callbacks are due, and call those that are due.
+
+        Args:
+            bell: The consumer's bell.
+            seconds: Maximum time to wait; None to wait indefinitely.
+        """
+        if self._callbacks or self._while_waiting:
+            seconds = INTERVAL if seconds is None else min(seconds, INTERVAL)
+        bell.wait(seconds)
+        self.call(waiting=True)
 
     def _remove(self, callback: Callable[[], object]) -> None:
         self._callbacks = tuple(c for c in self._callbacks if c is not callback)

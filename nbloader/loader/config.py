@@ -85,10 +85,6 @@ def _workers(name: str, value: Any) -> Any:
     return value
 
 
-def _natural(name: str, value: Any, *, hint: str) -> int:
-    return natural(name, value, hint)
-
-
 def _optional_natural(name: str, value: Any, *, hint: str) -> int | None:
     return None if value is None else natural(name, value, hint)
 
@@ -185,11 +181,6 @@ def _on_error(name: str, value: Any) -> Any:
     return value
 
 
-def _names(_name: str, value: Any) -> Any:
-    check_names(value)
-    return value
-
-
 # ---- the declaration ----------------------------------------------------------------------------------------------
 
 
@@ -254,7 +245,7 @@ class LoaderConfig(Generic[T_co]):
         doc="Yields lists of indices. Excludes `batch_size`, `shuffle`, `sampler` and `drop_last`.",
     )  # fmt: skip
     num_workers: int = _argument(
-        0, functools.partial(_natural, hint="use num_workers=0 to load in this process"),
+        0, functools.partial(natural, hint="use num_workers=0 to load in this process"),
         doc="Number of workers; 0 loads each batch in this process when it is requested.",
     )  # fmt: skip
     collate_fn: Callable[[Any], Any] | None = _argument(
@@ -333,7 +324,7 @@ class LoaderConfig(Generic[T_co]):
         "yields a list of batches, one per device; an incomplete last list follows `last_batch`.",
     )  # fmt: skip
     upload_ahead: int = _argument(
-        1, functools.partial(_natural, hint="0 uploads a batch when the loop asks for it"), fixed=True,
+        1, functools.partial(natural, hint="0 uploads a batch when the loop asks for it"), fixed=True,
         doc="Batches to upload to each device before the loop asks for them.",
     )  # fmt: skip
     last_batch: LastBatch | None = _argument(
@@ -345,7 +336,7 @@ class LoaderConfig(Generic[T_co]):
         False, fixed=True, doc="Start loading the next epoch as soon as an epoch has been iterated to its end."
     )
     names: Sequence[str] | None = _argument(
-        None, _names, fixed=True, doc="Names for the elements of a batch: tuples and lists become dicts."
+        None, check_names, fixed=True, doc="Names for the elements of a batch: tuples and lists become dicts."
     )
     chunk_size: int | None = _argument(
         None, fixed=True,
@@ -380,7 +371,7 @@ class LoaderConfig(Generic[T_co]):
         "nodes, in proportion to their CPUs.",
     )  # fmt: skip
     max_restarts: int = _argument(
-        100, functools.partial(_natural, hint="0 raises when the first worker dies"), fixed=True,
+        100, functools.partial(natural, hint="0 raises when the first worker dies"), fixed=True,
         doc="Unexpected worker deaths to tolerate before the loader gives up.",
     )  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,6 +11,7 @@ from nbloader._util.validate import natural
 from nbloader.engine.engine import Engine
 from nbloader.engine.local_engine import AnyEngine
 from nbloader.errors import LoaderClosedError
+from nbloader.events import LoaderPaused, LoaderResumed
 from nbloader.loader.config import DEFAULT_PREFETCH_FACTOR, PREFETCH_FACTOR_HINT
 
 
@@ -89,17 +91,22 @@ class Control:
     def pause(self) -> None:
         """See `DataLoader.pause`."""
         self.check_open()
-        self._engine.pause()
+        if self._engine.gate.pause():
+            self._engine.announce(LoaderPaused(time.perf_counter_ns()))
+            self._engine.gate.announce()
 
     def resume(self) -> None:
         """See `DataLoader.resume`."""
         self.check_open()
-        self._engine.resume()
+        if self._engine.gate.resume():
+            self._engine.announce(LoaderResumed(time.perf_counter_ns()))
+            self._engine.gate.announce()
 
     def step(self) -> None:
         """See `DataLoader.step`."""
-        self.check_open()
-        self._engine.step()
+        self.pause()
+        self._engine.gate.step()
+        self._engine.gate.announce()
 
     def _worker_ids(self, ids: Any) -> list[int]:
         if ids is None:

@@ -16,8 +16,7 @@ Every stage records its times. When the consumer returns for the next batch, the
 (events); statistics (metrics), traces (report) and the dashboard are made from it.
 
 `DataLoader` connects the parts and delegates to them: `LoaderConfig` holds the arguments, `Control` passes commands to
-the engine, `Checkpoint` saves and restores the position, `EpochPrefetch` holds an epoch that was started early, and
-`Monitor` aggregates events.
+the engine, `Checkpoint` saves and restores the position, and `Monitor` aggregates events.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ from nbloader.engine import torch_names
 from nbloader.engine.config import EngineConfig
 from nbloader.engine.engine import IDLE_TIMEOUT, Engine
 from nbloader.engine.hooked_iterator import HookedEpochIterator
-from nbloader.engine.iterator import Consumer, DeviceGroups, EpochIterator, IteratorContext, check_names
+from nbloader.engine.iterator import Consumer, DeviceGroups, EpochIterator, IteratorContext
 from nbloader.engine.local_engine import AnyEngine, LocalEngine
 from nbloader.errors import ReplayError
 from nbloader.loader import config as cfg
@@ -59,7 +58,6 @@ from nbloader.loader.bypassed import bypassed_method
 from nbloader.loader.checkpoint import Checkpoint, State
 from nbloader.loader.config import LoaderConfig
 from nbloader.loader.control import Control
-from nbloader.loader.epoch_prefetch import EpochPrefetch
 from nbloader.loader.monitor import Monitor
 from nbloader.loader.replay import EpochHistory, ReplayedBatch, ReplaySetup, find_delivered
 from nbloader.loader.sent_attributes import SentAttributes
@@ -145,7 +143,6 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         vars(self).update(sampler=sampler, batch_sampler=batch_sampler)
         self.collate_fn = config.collate_fn or default_function(batched=batch_sampler is not None)
         self.multiprocessing_context = config.multiprocessing_context  # a property of torch's loader
-        self._names = check_names(config.names)
         self._IterableDataset_len_called: int | None = None  # type: ignore[assignment]
         """`len()` of an iterable dataset, if `len(loader)` was ever called. The name is torch's: litdata reads it."""
         self._check_number_of_processes()
@@ -170,7 +167,6 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             finalizer=self._close_with(engine),
             control=Control(engine, self.num_workers),
             checkpoint=Checkpoint(config),
-            prefetch=EpochPrefetch(),
             monitor=Monitor(bus, engine, transfer),
             history=EpochHistory(),
         )
@@ -318,13 +314,16 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         parts.control.check_open()
         with parts.starting:
             self._update_engine()
-            if parts.engine.prefetches and parts.prefetch.epoch is None:
-                parts.prefetch.start(self._make_epoch)
-                parts.prefetched = None if self._config.kind.in_process else SentAttributes(self.dataset)
+            if parts.engine.prefetches and parts.prefetched is None:
+                parts.prefetched = self._make_epoch()
+                parts.prefetched.prefetch()
+                parts.prefetched_with = None if self._config.kind.in_process else SentAttributes(self.dataset)
 
     def clean(self) -> None:
         """Discard the epoch that `refresh()` or `auto_reload` has started, as Gluon's loader does."""
-        self._parts.prefetch.discard()
+        prefetched, self._parts.prefetched = self._parts.prefetched, None
+        if prefetched is not None:
+            prefetched.drop()
 
     def _make_epoch(self) -> EpochIterator[Any]:
         parts = self._parts
@@ -337,7 +336,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if not stays and self._load():
             parts.engine.replace_all()
         context = IteratorContext(
-            parts.engine, parts.bus, parts.transfer, batched=self._auto_collation, names=self._names,
+            parts.engine, parts.bus, parts.transfer, batched=self._auto_collation, names=self._config.names,
             debuggable=not parts.engine_config.concurrency, index_sampler=self._index_sampler,
         )  # fmt: skip
         torch_names.warn_of_unused_hooks()
@@ -348,12 +347,13 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def _take_prefetched(self) -> EpochIterator[Any] | None:
         """Take the epoch that was started early; None if there is none, or if the dataset has changed since."""
         parts = self._parts
-        if parts.prefetch.epoch is not None and not self.persistent_workers:
-            changed = parts.prefetched is not None and parts.prefetched.have_changed()
+        if parts.prefetched is not None and not self.persistent_workers:
+            changed = parts.prefetched_with is not None and parts.prefetched_with.have_changed()
             if self._load() or changed:
-                parts.prefetch.discard()
+                self.clean()
                 parts.engine.replace_all()
-        return parts.prefetch.take()
+        prefetched, parts.prefetched = parts.prefetched, None
+        return prefetched
 
     def _epoch_context(self) -> EpochContext:
         """Collect what an epoch that starts now depends on."""
@@ -465,7 +465,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             self.clean()
             parts.pins, parts.transfer = self.pin_memory, self._make_transfer()
             parts.monitor.follow(parts.engine, parts.transfer)
-        if config == parts.engine_config and (parts.prefetch.epoch is not None or not parts.engine.is_taken()):
+        if config == parts.engine_config and (parts.prefetched is not None or not parts.engine.is_taken()):
             return
         self.clean()
         old, parts.engine_config = parts.engine, config
@@ -805,7 +805,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             num_workers=num_workers,
             process=num_workers > 0 and not config.kind.in_process,
             chunk_spec=self._chunk_spec(),
-            names=self._names,
+            names=self._config.names,
             concurrency=config.concurrency if is_async(self.dataset) else 0,
         )
 
@@ -1155,7 +1155,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         Raises:
             TypeError: The state of a custom sampler cannot be stored as JSON, or the loader is over a source.
         """
-        prefetched = self._parts.prefetch.epoch
+        prefetched = self._parts.prefetched
         return self._parts.checkpoint.state_dict(self._epoch_context(), None if prefetched is None else prefetched.plan)
 
     def load_state_dict(self, state_dict: State) -> None:
@@ -1264,11 +1264,12 @@ class _Parts:
     """Closes the engine when the loader is garbage-collected."""
     control: Control
     checkpoint: Checkpoint
-    prefetch: EpochPrefetch
     monitor: Monitor
     history: EpochHistory
-    prefetched: SentAttributes | None = None
-    """The attributes of the dataset when the epoch in `prefetch` was started."""
+    prefetched: EpochIterator[Any] | None = None
+    """The next epoch, if it was started early: by `refresh()` or `auto_reload`."""
+    prefetched_with: SentAttributes | None = None
+    """The attributes of the dataset when that epoch was started."""
     sent: SentAttributes | None = None
     """The attributes of the dataset that persistent workers have copies of; None if there are no such workers."""
     iterations: int = 0

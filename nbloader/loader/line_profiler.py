@@ -23,8 +23,6 @@ log = logging.getLogger(__name__)
 INTERVAL = 0.05
 """Mean time between two samples of a worker, seconds. The time varies randomly by up to half of it, so that samples do
 not lock onto a rhythm of the dataset."""
-IDLE_INTERVAL = 0.25
-"""The same while no worker is busy."""
 PROMPT = 1e-4
 """Seconds; see `_prompt_switches`."""
 AT_ONCE = 4
@@ -103,12 +101,10 @@ class LineProfiler:
         """Whether the workers are threads of this process."""
         return self._engine.in_process
 
-    def tick(self) -> bool:
-        """Sample some workers. Returns whether one was busy."""
-        samples = self._engine.sample_stacks(self._turn, AT_ONCE)
+    def tick(self) -> None:
+        """Sample some workers."""
+        self._profile.add(self._engine.sample_stacks(self._turn, AT_ONCE))
         self._turn += AT_ONCE
-        self._profile.add(samples.stacks)
-        return samples.busy
 
 
 @contextlib.contextmanager
@@ -132,16 +128,14 @@ def _prompt_switches() -> Iterator[float]:
 def _sample(profiler_ref: weakref.ref[LineProfiler], stop: threading.Event) -> None:
     """Run the sampling thread. It does not keep the profiler, and thus the loader, alive."""
     jitter = random.Random()  # noqa: S311 - not the global generator, which belongs to the program
-    interval = INTERVAL
-    while not stop.wait(interval * jitter.uniform(0.5, 1.5)):
+    while not stop.wait(INTERVAL * jitter.uniform(0.5, 1.5)):
         profiler = profiler_ref()
         if profiler is None:
             return
         if profiler.in_process:
             with _prompt_switches() as usual:
                 stop.wait(2 * usual * jitter.random())
-                busy = profiler.tick()
+                profiler.tick()
         else:
-            busy = profiler.tick()
-        interval = INTERVAL if busy else min(2 * interval, IDLE_INTERVAL)
+            profiler.tick()
         del profiler

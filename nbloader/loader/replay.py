@@ -179,7 +179,7 @@ class ReplaySetup:
     process: bool
     """Whether workers are processes."""
     chunk_spec: ChunkSpec | None
-    names: tuple[str, ...] | None
+    names: Sequence[str] | None
     concurrency: int
     """0 if the dataset is not asynchronous."""
 

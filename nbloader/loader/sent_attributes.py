@@ -35,9 +35,6 @@ class _Content(NamedTuple):
     """The object itself, which is kept so that no other object can get its id."""
     checksum: int = 0
 
-    def is_same(self, other: _Content) -> bool:
-        return self.value is other.value and self.checksum == other.checksum
-
 
 class SentAttributes:
     """The attributes of a dataset when it was sent to workers.

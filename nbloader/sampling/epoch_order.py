@@ -229,7 +229,8 @@ class RedrawnOrder(EpochOrder):
             arrays: Whether batches may be drawn as arrays of indices.
             sampler: Sampler to use in place of the frozen one.
         """
-        own = {id(source): _new_generator(source) for source in generators(self._sampler, self._generator)}
+        sources = generators(self._sampler, self._generator)
+        own = {id(source): torch.Generator(device=source.device) for source in sources}  # their states are set below
         generator = own.get(id(self._generator), self._generator)
         drawn_from = self._sampler if sampler is None else sampler
         with PreservedRandomState():
@@ -364,11 +365,6 @@ def _copy(sampler: Any, own: dict[int, Any]) -> Any:
     if "generator" in vars(copied):
         copied.generator = own.get(id(copied.generator), copied.generator)
     return copied
-
-
-def _new_generator(generator: torch.Generator) -> Any:
-    """Create a generator of the same kind; `ResumableSampler` sets its state."""
-    return torch.Generator(device=generator.device)
 
 
 def _position(indices: Any, index: int) -> int | None:

@@ -13,10 +13,10 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from nbloader._util import rng
-from nbloader._util.rng import mix, mix_range
+from nbloader._util.rng import mix
 from nbloader._util.signals import raised_by_handler
 from nbloader.errors import LoaderClosedError
 from nbloader.sampling import datapipes, samplers
@@ -27,13 +27,8 @@ from nbloader.sampling.shard_plan import IteratorState, ShardPlan, ShardProgress
 from nbloader.sampling.source import SourceReader
 
 _clock = time.perf_counter_ns
-_new = tuple.__new__  # takes half the time of calling the class
 
 State = dict[str, Any]
-
-SEEDS_AT_ONCE = 64
-"""Number of batches whose seeds are computed together. The seeds of the same number of batches at the start of an epoch
-are computed one by one, which takes less time in a short epoch."""
 
 
 class ChunkSpec(NamedTuple):
@@ -52,28 +47,6 @@ class PlannedBatch(NamedTuple):
     """A list, tuple, `DrawnIndices` or `IndexArray` of dataset indices, a single index if automatic batching is off, or
     the `Ticket` of a shard."""
     seed: int
-
-
-class _Seeds(NamedTuple):
-    """The seeds of consecutive batches."""
-
-    begin: int
-    """Number of the first batch."""
-    seeds: list[int]
-
-
-class NumberedBatch(Protocol):
-    """What the plan needs to know about a dispatched batch."""
-
-    @property
-    def number(self) -> int:
-        """Batch number within the epoch, from 0."""
-        ...
-
-    @property
-    def indices(self) -> Any:
-        """See `PlannedBatch.indices`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +145,14 @@ class EpochPlan(ABC):
         self._draw_indices = call
 
     @abstractmethod
-    def delivered(self, batch: NumberedBatch, samples: int) -> None:
-        """Record that a batch, or its error (with 0 samples), was delivered to the consumer."""
+    def delivered(self, number: int, indices: Any, samples: int) -> None:
+        """Record that a batch was delivered to the consumer.
+
+        Args:
+            number: Batch number within the epoch, from 0.
+            indices: See `PlannedBatch`.
+            samples: Number of its samples; 0 if its error was delivered.
+        """
 
     @abstractmethod
     def state(self) -> State:
@@ -209,11 +188,8 @@ class MapEpochPlan(EpochPlan):
         # Batches that were delivered out of order are skipped, and the others are renumbered without gaps.
         self._renumbered: dict[int, int] = {}
         self.first = self.next_number = self._position + len(self._beyond)
-        self._by_number = context.in_order and not self._beyond
         self.seed = self._sampler.seed
         self._mixed_seed = mix(self.seed)
-        self._seeds = _Seeds(0, [])
-        self._seeds_begin = self._drawn + SEEDS_AT_ONCE
         self.total = samplers.length(context.index_sampler)
         self._log: LoggedOrder | None = None
         if self.reader is None:
@@ -268,14 +244,7 @@ class MapEpochPlan(EpochPlan):
                 indices = self._as_list(indices)
             if self._log is not None:
                 self._log.add(number, indices)
-            begin, seeds = self._seeds
-            if number < self._seeds_begin:
-                seed = mix(number, after=self._mixed_seed)
-            else:
-                if number >= begin + len(seeds):
-                    begin, seeds = self._seeds = self._mix_seeds(number)
-                seed = seeds[number - begin]
-            batches.append(_new(PlannedBatch, (indices, seed)))
+            batches.append(PlannedBatch(indices, mix(number, after=self._mixed_seed)))
             if deadline is not None and _clock() >= deadline:
                 return
 
@@ -298,7 +267,6 @@ class MapEpochPlan(EpochPlan):
             if number not in self._skipped:
                 break
         self.order.skip(number)
-        self._by_number = False
         self._count(number)
         return as_drawn(indices)
 
@@ -311,16 +279,9 @@ class MapEpochPlan(EpochPlan):
             )
         return DrawnIndices(drawn)
 
-    def _mix_seeds(self, number: int) -> _Seeds:
-        """Compute the seeds of this batch and of the batches after it."""
-        return _Seeds(number, mix_range(number, number + SEEDS_AT_ONCE, after=self._mixed_seed))
-
-    def delivered(self, batch: NumberedBatch, samples: int) -> None:  # noqa: ARG002
+    def delivered(self, number: int, indices: Any, samples: int) -> None:  # noqa: ARG002
         """See `EpochPlan`."""
-        if self._by_number:
-            self._position = batch.number + 1
-        else:
-            self._count(self._renumbered.pop(batch.number, batch.number))
+        self._count(self._renumbered.pop(number, number))
         if self._sampler.keeps_states:
             self._sampler.forget_before(self._position)
 
@@ -401,9 +362,9 @@ class IterableEpochPlan(EpochPlan):
             return next(self._constant)
         raise AttributeError("the batches of an iterable dataset cannot be skipped: they have no indices")
 
-    def delivered(self, batch: NumberedBatch, samples: int) -> None:
+    def delivered(self, number: int, indices: Any, samples: int) -> None:  # noqa: ARG002
         """See `EpochPlan`."""
-        self.shards.deliver(batch.indices)
+        self.shards.deliver(indices)
         self._samples += samples
         if self._promised_length is not None and self._samples > self._promised_length:
             text = (

@@ -19,8 +19,6 @@ from nbloader._util.user_warning import warn
 if TYPE_CHECKING:
     from nbloader.sampling.permutation import Permutation
 
-LAST_BATCH = ("keep", "discard", "rollover")
-"""Values of the argument `last_batch`."""
 LARGE = 1 << 20
 """Dataset size from which a shuffled order is computed by index. Smaller datasets use the order that torch draws."""
 
@@ -241,7 +239,7 @@ def make_samplers(
         shuffle: Whether the order is random.
         sampler: The user's sampler, or None.
         batch_sampler: The user's batch sampler, or None.
-        last_batch: One of `LAST_BATCH`.
+        last_batch: "keep", "discard" or "rollover".
         group: Number of batches that are delivered together.
         generator: The `torch.Generator` for random orders; None for torch's default generator.
     """

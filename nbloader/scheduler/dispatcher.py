@@ -129,9 +129,6 @@ class Dispatcher:
                 several suspects, none of them is poisoned; instead, each is soon produced alone (`task.ALONE_AFTER`).
             suspects: The jobs that the worker was processing; None for the first one that it held.
         """
-        return self._remove(worker, blame=blame, suspects=suspects)
-
-    def _remove(self, worker: int, *, blame: bool, suspects: list[Task] | None) -> WorkerLoss:
         held = list(self._held.pop(worker, {}).values())
         poisoned = None
         if blame:
@@ -151,7 +148,7 @@ class Dispatcher:
     def dismiss(self, worker: int, *, blame: bool = False, suspects: list[Task] | None = None) -> WorkerLoss:
         """Remove a worker that is about to end, like `worker_gone`, and reject its later results until `forget`."""
         self._outdated.add(worker)
-        return self._remove(worker, blame=blame, suspects=suspects)
+        return self.worker_gone(worker, blame=blame, suspects=suspects)
 
     def forget(self, worker: int) -> None:
         """Forget a dismissed worker, after its last result was passed to `result`."""
@@ -208,11 +205,13 @@ class Dispatcher:
         if state is None:
             return Closed([], [])
         cancels = []
-        for worker, tasks in self._held_of(epoch, 0 if self._cancels_begun else 1):
-            jobs = tuple(task.job for task in tasks)
-            cancels.append(Cancel(worker, epoch, jobs))
+        begun = 0 if self._cancels_begun else 1  # how many jobs of each worker cannot be dropped
+        for worker, held in self._held.items():
+            jobs = tuple(task.job for task in itertools.islice(held.values(), begun, None) if task.epoch == epoch)
+            if jobs:
+                cancels.append(Cancel(worker, epoch, jobs))
             for job in jobs:
-                del self._held[worker][epoch, job]
+                del held[epoch, job]
         if not self.iterations:
             self._gate.forget_steps()
         if state.shards is not None:
@@ -343,14 +342,6 @@ class Dispatcher:
     def _slot(self, state: IterationState, task: Task) -> int:
         turn: int = task.job if state.shards is None else task.indices.shard
         return turn % self.slots
-
-    def _held_of(self, epoch: int, begun: int) -> list[tuple[int, list[Task]]]:
-        """Return the jobs of an iteration by worker, except for the first `begun` jobs of each worker."""
-        found = [
-            (worker, [task for task in itertools.islice(held.values(), begun, None) if task.epoch == epoch])
-            for worker, held in self._held.items()
-        ]
-        return [(worker, tasks) for worker, tasks in found if tasks]
 
     # ---- results --------------------------------------------------------------------------------------------------
 

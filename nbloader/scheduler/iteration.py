@@ -28,14 +28,13 @@ class ReorderBuffer(Generic[T]):
         first: Number of the first item.
     """
 
-    __slots__ = ("_early", "_gaps", "_next", "_seen_early", "in_order")
+    __slots__ = ("_early", "_gone", "_next", "in_order")
 
     def __init__(self, *, in_order: bool = True, first: int = 0) -> None:
         self.in_order = in_order
         self._next = first
         self._early: dict[int, T] = {}
-        self._gaps: set[int] = set()  # numbers above `_next` that have no item
-        self._seen_early: set[int] = set()  # only if not in order: numbers at or above `_next` that have arrived
+        self._gone: set[int] = set()  # numbers above `_next` that have no item, or whose item has left
 
     @property
     def missing(self) -> int:
@@ -49,7 +48,7 @@ class ReorderBuffer(Generic[T]):
 
     def has(self, number: int) -> bool:
         """Whether the item of this number has arrived or was skipped, even if it has left since."""
-        return number < self._next or number in self._early or number in self._seen_early or number in self._gaps
+        return number < self._next or number in self._early or number in self._gone
 
     def put(self, number: int, item: T) -> list[T]:
         """Accept an item.
@@ -63,17 +62,13 @@ class ReorderBuffer(Generic[T]):
         if self.has(number):
             raise ValueError(f"item {number} has arrived before; the first missing one is {self._next}")
         if not self.in_order:
-            self._see(number)
-            return [item]
+            self._gone.add(number)
+            return [item, *self._advance()]
         if number != self._next:
             self._early[number] = item
             return []
-        freed = [item]
         self._next += 1
-        while self._early and self._next in self._early:
-            freed.append(self._early.pop(self._next))
-            self._next += 1
-        return freed if not self._gaps else freed + self._pass_gaps()
+        return [item, *self._advance()]
 
     def skip(self, number: int) -> list[T]:
         """Skip a number for which there is no item, so that later items do not wait for it.
@@ -86,26 +81,18 @@ class ReorderBuffer(Generic[T]):
         """
         if self.has(number):
             raise ValueError(f"item {number} has arrived before; the first missing one is {self._next}")
-        if not self.in_order:
-            self._see(number)
-            return []
-        self._gaps.add(number)
-        return self._pass_gaps()
+        self._gone.add(number)
+        return self._advance()
 
-    def _pass_gaps(self) -> list[T]:
+    def _advance(self) -> list[T]:
+        """Pass all numbers up to the first that has not arrived, and return their items."""
         freed = []
-        while self._next in self._gaps or self._next in self._early:
+        while self._next in self._early or self._next in self._gone:
             if self._next in self._early:
                 freed.append(self._early.pop(self._next))
-            self._gaps.discard(self._next)
+            self._gone.discard(self._next)
             self._next += 1
         return freed
-
-    def _see(self, number: int) -> None:
-        self._seen_early.add(number)
-        while self._next in self._seen_early:
-            self._seen_early.remove(self._next)
-            self._next += 1
 
     def peek_early(self, count: int) -> list[T]:
         """Return at most `count` of the items that wait for an earlier one, without taking them."""
@@ -122,13 +109,9 @@ class ReorderBuffer(Generic[T]):
         again = set(numbers)
         first = min(again, default=self._next)
         if first < self._next:
-            passed = range(first, self._next)
-            if self.in_order:
-                self._gaps.update(number for number in passed if number not in again)
-            else:
-                self._seen_early.update(passed)
+            self._gone.update(range(first, self._next))
             self._next = first
-        self._seen_early -= again
+        self._gone -= again
 
 
 class Delivery:

@@ -14,7 +14,7 @@ from operator import getitem
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from nbloader._util.signals import raised_by_handler
-from nbloader.batch.rows import RowSelector, Selection, may_be_in_memory
+from nbloader.batch.rows import RowSelector, Selection, is_in_memory
 from nbloader.events.remote_errors import SampleFailure, describe
 from nbloader.sampling.index_arrays import IndexArray, as_drawn, part_of
 from nbloader.workers.status import WorkerAbandonedError, WorkerState, WorkerStatus
@@ -80,7 +80,7 @@ class MapFetcher:
         self._status = status
         self._on_error = on_error
         self._is_list = batched and type(dataset) in (list, tuple, range)
-        self._selector = RowSelector() if batched and collates and may_be_in_memory(dataset) else None
+        self._selector = RowSelector() if batched and collates and is_in_memory(dataset) else None
         self.in_memory = self._is_list or self._selector is not None
         """Whether `from_memory` may return samples. If not, it does not need to be called."""
 

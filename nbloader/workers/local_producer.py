@@ -26,7 +26,7 @@ from nbloader.workers.iterable_fetcher import IterableFetcher
 from nbloader.workers.producer import Producer
 from nbloader.workers.seeding import Seeding
 from nbloader.workers.spec import Parts, WorkerSpec
-from nbloader.workers.status import PRODUCING, LocalStatus, WorkerState
+from nbloader.workers.status import LocalStatus, WorkerState
 from nbloader.workers.thread_sampler import ThreadSampler
 from nbloader.workers.worker_info import NotebookContext
 
@@ -114,11 +114,6 @@ class LocalProducer:
     def abandon(self) -> None:
         """Stop before the next sample, even if another thread is producing a batch."""
         self._status.abandon()
-
-    @property
-    def busy(self) -> bool:
-        """Whether a batch is being produced."""
-        return self._status.state in PRODUCING
 
     def progress(self, task: Task) -> FetchProgress | None:
         """Return the progress with a batch whose samples are being fetched; None if they are not."""

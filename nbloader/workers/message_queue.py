@@ -28,7 +28,7 @@ class MessageQueue:
             timeout: Seconds to wait for a message; 0 does not wait, None waits without limit.
         """
         if timeout != 0 and not self._messages:
-            self._wakeup.wait(None, timeout)
+            self._wakeup.wait((), timeout)
         self._wakeup.clear()  # first, so that what is added meanwhile wakes again
         taken = []
         while self._messages:

@@ -99,7 +99,6 @@ def main_forked(fd: int, status: int, stack: int, start: WorkerStart, parts: Par
 
 def _work(fd: int, get_assets: Callable[[Channel], Assets]) -> None:
     faulthandler.enable(sys.stderr)
-    rng.defer_numpy()
     connection = socket.socket(fileno=fd)
     stack_probe.let_signals_interrupt(connection)
     with (

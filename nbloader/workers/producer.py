@@ -249,13 +249,12 @@ class Producer:
             if self._batched and self._collate_fn is None:
                 raise_if_none(fetched, indices)
             raise
-        cpu_end, end = cpu_clock(), _clock()
-        header = BatchHeader(
-            epoch=epoch, job=job, segment=stored.segment, nbytes=stored.nbytes, skeleton_nbytes=len(stored.skeleton),
-            samples=fetched.size, fetch_begin=fetched.begin, fetch_end=fetched.end, collate_end=end,
-            fetch_cpu=cpu_fetched - cpu_begin + fetched.cpu, collate_cpu=cpu_end - cpu_fetched,
-            slowest=fetched.slowest, slowest_ns=fetched.slowest_ns,
-        )  # fmt: skip
+        fetch_cpu, collate_cpu = cpu_fetched - cpu_begin + fetched.cpu, cpu_clock() - cpu_fetched
+        end = _clock()
+        header = tuple.__new__(BatchHeader, (  # takes half as long as calling the class
+            epoch, job, stored.segment, stored.nbytes, len(stored.skeleton), fetched.size, fetched.begin,
+            fetched.end, end, fetch_cpu, collate_cpu, fetched.slowest, fetched.slowest_ns,
+        ))  # fmt: skip
         return ProducedBatch(header, stored)
 
     def produce_outcome(self, task: Task, seed: Seed = keep_state) -> LocalPayload | EmptyBatch | WorkerFailure | None:

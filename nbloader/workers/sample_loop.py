@@ -29,13 +29,11 @@ import asyncio
 import contextvars
 import itertools
 import logging
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple, Protocol
 
-from nbloader._platform.event_loop import new_event_loop
 from nbloader._util.rng import seed_task
 from nbloader.batch.task import load_indices
 from nbloader.errors import DatasetTransferError
@@ -206,11 +204,7 @@ class SampleLoop:
         Raises:
             BaseException: Whatever `BatchSource` raises, or what a sample raises if it is not an `Exception`.
         """
-        if sys.version_info >= (3, 11):
-            with asyncio.Runner(loop_factory=new_event_loop) as runner:
-                runner.run(self._main())
-        else:
-            asyncio.run(self._main())
+        asyncio.run(self._main())
 
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()

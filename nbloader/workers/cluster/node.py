@@ -228,7 +228,7 @@ class Node:
                     entries, data = self._fill(credit)
                     return NodeReport(begun, _clock(), pickle.dumps(entries, 5), data)
                 fileno = self._pool.fileno()
-            self._wakeup.wait(fileno, left)
+            self._wakeup.wait((fileno,), left)
 
     def _receive(self) -> None:
         try:
