@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from nbloader import DataLoader
+from nbloader.engine import engine
 from nbloader.shm import segment
 from nbloader.shm.segment import SegmentReader, SegmentWriter, aligned, anonymous_file, segment_size
 from nbloader.workers.cluster.incoming import IncomingBatches
@@ -429,7 +430,8 @@ def test_idle_workers_free_memory_when_another_loader_begins_an_epoch():
 
 
 @pytest.mark.parametrize("chunk", [None, 8])
-def test_workers_free_memory_between_epochs_and_the_next_epoch_is_right(chunk):
+def test_workers_free_memory_between_epochs_and_the_next_epoch_is_right(chunk, monkeypatch):
+    monkeypatch.setattr(engine, "MEMORY_RELEASE_DELAY", 0.1)
     with DataLoader(Images(160), 16, num_workers=2, chunk_size=chunk, persistent_workers=True) as loader:
 
         def segments():
@@ -438,7 +440,6 @@ def test_workers_free_memory_between_epochs_and_the_next_epoch_is_right(chunk):
 
         kept = list(loader)
         assert segments() > 2  # how many depends on which worker produced what
-        loader._engine.yield_memory()
         wait_for(lambda: segments() <= len(kept), "segments of kept batches stay")
         for _ in range(2):
             again = list(loader)
@@ -449,5 +450,4 @@ def test_workers_free_memory_between_epochs_and_the_next_epoch_is_right(chunk):
         assert [int(images[-1, -1, -1]) for images, _labels in kept] == list(range(15, 160, 16))
         kept.clear()
         list(loader)
-        loader._engine.yield_memory()
         wait_for(lambda: segments() <= 3, "one per writer is kept")
