@@ -6,7 +6,7 @@
     fetcher.SampleFetcher    one thread: requests -> workers of the loader's kinds -> descriptions
     requests.RequestQueue    which sample is read next: those on screen first; those scrolled past are dropped
     reader.SampleReader      in a worker: dataset[i], timed, with its own seed -> description
-    describer, kinds         in a worker: what a sample consists of; one module per kind of value, in Python and JavaScript
+    describer, kinds         in a worker: what a sample consists of; each kind of value in Python and in JavaScript
     pictures, values         in a worker: PNG, figures of arrays
     overlays                 in a worker: fields that are drawn over the picture of another one
     sources                  what can be explored
