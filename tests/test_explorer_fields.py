@@ -17,11 +17,12 @@ from PIL import Image
 
 from nbloader.explorer import pictures
 from nbloader.explorer.api import Explore
-from nbloader.explorer.describer import FULL_TEXT, MAX_FIELDS, Renderer, View, describe
+from nbloader.explorer.describer import MAX_FIELDS, Renderer, describe
 from nbloader.explorer.field import to_json
 from nbloader.explorer.normalization import Normalization, declared
 from nbloader.explorer.sources import class_names
 from nbloader.explorer.values import as_array, envelope, figures_of
+from nbloader.explorer.view import FULL_TEXT, View
 
 pytestmark = pytest.mark.unit
 
@@ -211,12 +212,12 @@ def test_a_card_has_the_mask_and_the_boxes_over_one_picture():
 def test_a_slice_of_a_volume_can_be_chosen():
     volume = np.zeros((6, 20, 30), np.uint8)
     volume[4] = 255
-    by_path, description = fields({"scan": volume}, view=View(full=True, slices=(("scan", 4),)))
-    assert (by_path["scan"].kind, by_path["scan"].slices, by_path["scan"].slice) == ("volume", 6, 4)
+    by_path, description = fields({"scan": volume}, view=View(full=True, choices=(("scan", 4),)))
+    assert (by_path["scan"].kind, by_path["scan"].data) == ("volume", {"slices": 6, "slice": 4})
     assert decode(description.buffers[0]).min() == 255
     assert fields(np.zeros((2, 3, 4, 16, 16)))[0][""].kind == "volume"
     batch = fields(np.zeros((5, 16, 24, 3), np.uint8))[0][""]  # pictures with the channels last
-    assert (batch.kind, batch.slices, batch.size) == ("volume", 5, (24, 16))
+    assert (batch.kind, batch.data["slices"], batch.size) == ("volume", 5, (24, 16))
 
 
 def test_audio_becomes_a_file_that_can_be_played():
@@ -224,7 +225,7 @@ def test_audio_becomes_a_file_that_can_be_played():
     by_path, description = fields({"sound": {"array": wave, "sampling_rate": 8000, "path": "a.wav"}})
     field = by_path["sound"]
     assert (field.kind, field.summary) == ("audio", "2.00 s at 8,000 Hz")
-    wav = description.buffers[field.sound]
+    wav = description.buffers[field.data["sound"]]
     assert (wav[:4], struct.unpack("<I", wav[24:28])) == (b"RIFF", (8000,))
     assert len(wav) == 44 + 2 * 16_000
 

@@ -17,8 +17,8 @@ import torch
 
 from nbloader import DataLoader, demo
 from nbloader.explorer import widget
-from nbloader.explorer.describer import FULL_TEXT
-from nbloader.explorer.reader import Request, View
+from nbloader.explorer.reader import Request
+from nbloader.explorer.view import FULL_TEXT, View
 
 TIMEOUT = 90
 FULL = View(full=True)

@@ -12,11 +12,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from nbloader.explorer.describer import View, describe
+from nbloader.explorer.describer import describe
 from nbloader.explorer.problems import Check, Form, find_problems
 from nbloader.explorer.reader import ReadSample, SampleReader, scan_request
 from nbloader.explorer.scan import AHEAD, Scan
 from nbloader.explorer.table import BINS, LARGEST_GROUPS, OTHERS, SampleTable
+from nbloader.explorer.view import View
 
 pytestmark = pytest.mark.unit
 

@@ -21,7 +21,7 @@ from torch.utils.data import Subset
 
 from nbloader import DataLoader, get_worker_info
 from nbloader.errors import NbloaderError
-from nbloader.explorer import static, widget
+from nbloader.explorer import assets, static, widget
 from nbloader.explorer.reader import ReadSample, SampleReader
 
 TIMEOUT = 90
@@ -111,7 +111,7 @@ def test_a_new_view_gets_the_first_samples_without_asking(view, sent):
 
 
 def test_one_sample_in_full_and_its_draws_go_to_the_view_that_asked(view, sent):
-    say(view, kind="open", index=3, draw=0, slices={})
+    say(view, kind="open", index=3, draw=0, choices={})
     message = following(sent, "sample")
     assert (message["to"], message["index"]) == ("a", 3)
     assert next(field for field in message["fields"] if field["path"] == "text")["text"] == "<script>3</script>"
@@ -307,7 +307,7 @@ def test_a_batch_with_every_sample_as_it_was_delivered(sent, monkeypatch, option
             state = following(sent, "state")
         assert "\N{MULTIPLICATION SIGN}".join(map(str, epochs[1][1]["drawn"].shape)) in state["notes"][0]
         assert f"dataset indices: {', '.join(map(str, indices))}" in state["notes"][1]
-        say(batch, kind="open", index=-1, draw=0, slices={})
+        say(batch, kind="open", index=-1, draw=0, choices={})
         whole = {field["path"]: field for field in following(sent, "sample")["fields"]}
         assert whole["drawn"]["shape"] == list(epochs[1][1]["drawn"].shape)
         say(batch, kind="want", indices=list(range(10)), screen=list(range(10)))
@@ -433,7 +433,7 @@ def test_the_static_form_is_small_however_much_is_on_screen():
         [np.random.default_rng(i).integers(0, 255, (200, 200, 3)).astype(np.uint8) for i in range(9)], {}, ()
     )
     samples: list[ReadSample] = [reader[widget.Request(i)] for i in range(9)]
-    page = static.html("name", widget.styles(), "t" * 100, 10**6, [(i, samples[i % 9]) for i in range(400)])
+    page = static.html("name", assets.styles(), "t" * 100, 10**6, [(i, samples[i % 9]) for i in range(400)])
     assert len(page) < 300_000
     assert page.count("<img") >= 1
 
@@ -501,7 +501,7 @@ def test_try_again_takes_the_class_as_it_is_now_and_reads_only_the_samples_of_th
     explorer = open_explorer(dataset)
     say(explorer, kind="ready")
     explorer.scan(40)
-    say(explorer, kind="open", index=5, draw=0, slices={})
+    say(explorer, kind="open", index=5, draw=0, choices={})
     assert "truncated" in following(sent, "sample")["error"]
     read = []
     fixed = {"__module__": "edited_cell", "__getitem__": lambda _self, index: (read.append(index), {"n": index})[1]}
@@ -509,7 +509,7 @@ def test_try_again_takes_the_class_as_it_is_now_and_reads_only_the_samples_of_th
     say(explorer, kind="retry", problem="failed")
     assert following(sent, "again")["indices"] == [5]
     assert "error" not in cards(sent, 5)[5]
-    say(explorer, kind="open", index=5, draw=0, slices={})
+    say(explorer, kind="open", index=5, draw=0, choices={})
     assert "error" not in following(sent, "sample"), "what was read before of the sample is forgotten, too"
     assert set(read) == {5}
     explorer.close()

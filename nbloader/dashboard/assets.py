@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -11,14 +10,10 @@ import bokeh
 
 from nbloader._util import palette
 from nbloader.dashboard.panels import PANELS
+from nbloader.frontend import scripted
 from nbloader.frontend.live import Assets, with_base, with_helpers
 
 HERE = Path(__file__).parent
-
-
-def _panels() -> bytes:
-    """A JSON object that maps the name of each panel to its JavaScript module."""
-    return json.dumps({panel.name: panel.script().read_text("utf-8") for panel in PANELS}).encode()
 
 
 @cache
@@ -32,7 +27,7 @@ def styles() -> str:
 
 SOURCES: dict[str, Callable[[], bytes]] = {
     "code": lambda: with_helpers(HERE / "core.js"),
-    "panels": _panels,
+    "panels": lambda: scripted.sources(PANELS),
     "styles": lambda: styles().encode(),
     "bokeh": (Path(bokeh.__file__).parent / "server" / "static" / "js" / "bokeh.min.js").read_bytes,
 }

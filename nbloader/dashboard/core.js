@@ -160,13 +160,8 @@ class Drawer {
   }
 }
 
-async function loadPanels(asset, load) {
-  const sources = Object.entries(JSON.parse(await asset("panels")));
-  return Object.fromEntries(await Promise.all(sources.map(async ([name, text]) => [name, await load(`panel ${name}`, text)])));
-}
-
 export async function mount({ model, el, host, styles, asset, load }) {
-  const modules = await loadPanels(asset, load);
+  const modules = await loadModules("panels", asset, load);
   // BokehJS attaches itself to `this`: give it an object of our own, so that another Bokeh on the page is not touched.
   const bokeh = async () => {
     const text = await asset("bokeh");

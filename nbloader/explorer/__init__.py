@@ -1,11 +1,14 @@
 """The explorer: browse the samples of a dataset or a loader, even while the loader runs.
 
-    statistics.js, explorer.js  what is on screen -> {"kind": "want", "indices": [...]}     one view, any number of them
+    drawing.js, statistics.js, explorer.js
+                             what is on screen -> {"kind": "want", "indices": [...]}     one view, any number of them
     widget.Explorer          messages in, cards and samples out; selection; the static form
     fetcher.SampleFetcher    one thread: requests -> workers of the loader's kinds -> descriptions
     requests.RequestQueue    which sample is read next: those on screen first; those scrolled past are dropped
     reader.SampleReader      in a worker: dataset[i], timed, with its own seed -> description
-    fields, pictures, values in a worker: what a sample consists of, figures, PNG
+    describer, kinds         in a worker: what a sample consists of; each kind of value in Python and in JavaScript
+    pictures, values         in a worker: PNG, figures of arrays
+    overlays                 in a worker: fields that are drawn over the picture of another one
     sources                  what can be explored
     scan, table, problems    which samples a scan reads next; facts about samples; problems of samples
 

@@ -1,5 +1,5 @@
-// A view of an explorer: gallery and table of samples, and one sample in full. `../frontend/view.js` and `statistics.js`
-// stand before this text in the module; `widget.py` is the other side.
+// A view of an explorer: gallery and table of samples, and one sample in full. `../frontend/view.js`, `drawing.js` and
+// `statistics.js` stand before this text in the module; `widget.py` is the other side.
 //
 // Only what is on screen has nodes, and a list of any length scrolls: beyond the height that browsers support, `top` (in
 // pixels of the whole list) is mapped to the scroll bar, and the wheel moves `top` itself.
@@ -9,8 +9,6 @@ const SIZES = { min: 90, max: 240, step: 30 };  // least widths of a card
 const KEPT = 1500;  // cards that the page keeps
 const BETWEEN = 50;  // ms between two requests for what is on screen
 const SLOW = 2000;  // ms after which a sample that is not there can be given up, and is requested again
-const SVG = "http://www.w3.org/2000/svg";
-const CAPTION_FIRST = { label: 0, number: 1, text: 2 };
 const WHOLE = -1;  // in place of an index: the batch itself
 const ORDERS = {
   all: "All samples", selected: "Selected", slowest: "Slowest so far", filtered: "Filtered", delivered: "Delivered last", failed: "Failed so far",
@@ -21,77 +19,12 @@ const whole = (n) => n.toLocaleString("en-US");
 const time = (s) => (s < 1e-3 ? `${Math.round(s * 1e6)} µs` : s < 1 ? `${(s * 1e3).toFixed(s < 0.01 ? 1 : 0)} ms` : `${s.toFixed(1)} s`);
 const bytes = (n) => (n < 1000 ? `${n} B` : n < 1e6 ? `${(n / 1e3).toFixed(n < 1e4 ? 1 : 0)} kB` : `${(n / 1e6).toFixed(1)} MB`);
 
-function svg(tag, parent, attributes) {
-  const node = document.createElementNS(SVG, tag);
-  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
-  parent?.append(node);
-  return node;
-}
-
-// A signal: [[least, greatest], ...] of its sections, from 0 to 1.
-function wave(parent, points) {
-  const picture = svg("svg", parent, { class: "nbx-wave", viewBox: `0 0 ${points.length} 100`, preserveAspectRatio: "none", "aria-hidden": "true" });
-  const up = points.map(([, high], x) => `${x + 0.5},${(100 - 96 * high - 2).toFixed(1)}`);
-  const down = points.map(([low], x) => `${x + 0.5},${(100 - 96 * low - 2).toFixed(1)}`).reverse();
-  svg("polygon", picture, { points: [...up, ...down].join(" ") });
-}
-
-function bars(parent, counts, range) {
-  const most = Math.max(...counts, 1);
-  const figure = make("div", "nbx-bars", parent);
-  const picture = svg("svg", figure, { viewBox: `0 0 ${counts.length} 40`, preserveAspectRatio: "none", role: "img", "aria-label": `histogram from ${range.join(" to ")}` });
-  counts.forEach((count, x) => svg("rect", picture, { x: x + 0.05, width: 0.9, y: 40 - 40 * count / most, height: 40 * count / most }));
-  const axis = make("div", "nbl-note nbx-axis", figure);
-  for (const text of range) make("span", "", axis, text);
-}
-
-// Pictures and sounds of one card or sample, as URLs that must be released.
-class Media {
-  constructor(first, buffers) {
-    this.first = first;
-    this.buffers = buffers;
-    this.urls = new Map();
-  }
-  url(number, type) {
-    if (!this.urls.has(number)) {
-      this.urls.set(number, URL.createObjectURL(new Blob([this.buffers[this.first + number]], { type })));
-    }
-    return this.urls.get(number);
-  }
-  release() {
-    for (const url of this.urls.values()) URL.revokeObjectURL(url);
-    this.urls.clear();
-  }
-}
-
-function image(parent, media, field, name) {
-  const node = make("img", "nbx-picture", parent);
-  node.alt = name;
-  node.draggable = false;
-  if (field.size && Math.max(...field.size) < 128) node.classList.add("nbx-pixels");
-  node.src = media.url(field.picture, "image/png");
-  return node;
-}
-
-// The cover of a card: a picture, a wave, or a text.
-function drawCover(parent, card) {
-  parent.replaceChildren();
-  const field = card.fields?.[card.cover];
-  if (card.error !== undefined) make("div", "nbx-error", parent, card.error);
-  else if (!field) make("div", "nbx-words", parent, "nothing to show");
-  else if (field.picture !== undefined) image(parent, card.media, field, `sample ${card.index}`);
-  else if (field.points) wave(parent, field.points);
-  else make("div", field.kind === "text" ? "nbx-words" : "nbx-words nbx-short", parent, field.text || field.summary);
-}
-
 function caption(card) {
-  if (card.error !== undefined) return "failed";
-  const others = card.fields.filter((field, at) => at !== card.cover && field.kind !== "none");
-  const rank = (field) => CAPTION_FIRST[field.kind] ?? 3;
-  return others.sort((a, b) => rank(a) - rank(b)).slice(0, 3).map((field) => field.summary).join(" · ");
+  return card.error !== undefined ? "failed" : card.caption.map((at) => card.fields[at].summary).join(" · ");
 }
 
-export function mount({ model, el, styles }) {
+export async function mount({ model, el, styles, asset, load }) {
+  const drawing = new Drawing(await loadModules("kinds", asset, load));
   addStyles(el, "nbx-styles", styles);
   const root = make("div", "nbl nbx", el);
   root.setAttribute("role", "group");
@@ -152,7 +85,7 @@ export function mount({ model, el, styles }) {
 
   let state = null, mode = "gallery", order = null, orderName = "all", reasons = {};
   let top = 0, width = 0, deep = 0, across = 1, high = LINE, wide = CARD, current = 0, expectedScroll = -1;
-  let opened = null;  // { index, draw, slices, sample, draws, delivered }
+  let opened = null;  // { index, draw, choices, sample, draws, delivered }
   let selected = new Set(), columns = [], frame = 0, ticking = null;
   let requested = null, checking = false, pending = 0, sent = 0;  // the last request: { first, last, order, middle }, and when
   const cards = new Map(), asked = new Map(), nodes = new Map();  // by index, by index, by position
@@ -277,7 +210,7 @@ export function mount({ model, el, styles }) {
   const fillCard = (node, index, card, waited) => {
     node.replaceChildren();
     const cover = make("div", "nbx-cover", node);
-    if (card) drawCover(cover, card);
+    if (card) drawing.cover(cover, card);
     else fillWaiting(cover, index, waited);
     const foot = make("div", "nbx-foot", node);
     make("span", "nbx-index", foot, whole(index));
@@ -296,9 +229,7 @@ export function mount({ model, el, styles }) {
       fillWaiting(node, index, waited);
       return;
     }
-    const field = card.fields?.[card.cover];
-    if (field?.picture !== undefined) image(cover, card.media, field, `sample ${index}`);
-    else if (field?.points) wave(cover, field.points);
+    drawing.thumb(cover, card);
     make("span", "nbx-cell nbx-number", node, time(card.seconds));
     make("span", "nbx-cell nbx-number", node, card.nbytes ? bytes(card.nbytes) : "");
     if (reasons[index]) make("span", "nbx-cell nbx-reason", node, reasons[index]).title = reasons[index];
@@ -377,7 +308,7 @@ export function mount({ model, el, styles }) {
       cards.set(card.index, card);
       asked.delete(card.index);
       for (const field of card.fields ?? []) {
-        if (columns.length < 8 && field.picture === undefined && !columns.includes(field.path) && !field.points) {
+        if (columns.length < 8 && !field.drawn && !columns.includes(field.path)) {
           columns.push(field.path);
           drawHeader();
         }
@@ -453,11 +384,11 @@ export function mount({ model, el, styles }) {
     else if (bottom > top + deep) moveTo(bottom - deep);
     else schedule();
   };
-  const open = (index, draw = 0, slices = {}) => {
+  const open = (index, draw = 0, choices = {}) => {
     if (index === undefined) return;
     const same = opened?.index === index;
-    opened = { index, draw, slices, sample: same ? opened.sample : null, draws: same ? opened.draws : null, delivered: same ? opened.delivered : null };
-    connection.send({ kind: "open", index, draw, slices });
+    opened = { index, draw, choices, sample: same ? opened.sample : null, draws: same ? opened.draws : null, delivered: same ? opened.delivered : null };
+    connection.send({ kind: "open", index, draw, choices });
     drawDetail();
     layout();
     if (!same && index !== WHOLE && positionOf(index) >= 0) setCurrent(positionOf(index));  // fewer fit beside the detail
@@ -502,8 +433,8 @@ export function mount({ model, el, styles }) {
     const draws = make("div", "nbx-bar", detail);
     draws.hidden = state.fixed;
     make("span", "nbl-note", draws, `random draw ${opened.draw}`);
-    button(draws, "Another draw", "The same sample under another seed", () => open(index, opened.draw + 1, opened.slices));
-    if (opened.draw) button(draws, "First", "The first draw", () => open(index, 0, opened.slices));
+    button(draws, "Another draw", "The same sample under another seed", () => open(index, opened.draw + 1, opened.choices));
+    if (opened.draw) button(draws, "First", "The first draw", () => open(index, 0, opened.choices));
     button(draws, "8 side by side", "Eight draws of this sample side by side", () => {
       opened.draws = new Map();
       connection.send({ kind: "draws", index, count: 8 });
@@ -525,7 +456,7 @@ export function mount({ model, el, styles }) {
     else {
       const cost = `${time(sample.seconds)} to read, ${time(sample.cpu_seconds)} of CPU time, ${bytes(sample.nbytes)}`;
       make("p", "nbl-note", detail, cost);
-      const inside = sample.fields[0]?.kind === "tree" ? sample.fields.slice(1) : sample.fields;
+      const inside = sample.fields[0]?.container ? sample.fields.slice(1) : sample.fields;
       for (const field of inside) drawField(field, sample.media);
       if (!inside.length) make("p", "nbl-note", detail, sample.fields[0]?.summary ?? "");
       if (sample.left_out) make("p", "nbl-note", detail, `${whole(sample.left_out)} more fields`);
@@ -539,7 +470,7 @@ export function mount({ model, el, styles }) {
     for (const { card, lines, code } of versions) {
       const box = make("div", "nbx-draw", row);
       const cover = make("div", "nbx-cover", box);
-      if (card) drawCover(cover, card);
+      if (card) drawing.cover(cover, card);
       for (const line of lines) make("div", "nbl-note", box, line);
       if (code) box.title = code;
     }
@@ -561,22 +492,7 @@ export function mount({ model, el, styles }) {
     make("strong", "", line, field.path.split(".").at(-1) || "sample");
     const facts = [field.type, field.shape?.join("×"), field.dtype, field.nbytes ? bytes(field.nbytes) : ""];
     make("span", "nbl-note", line, facts.filter(Boolean).join(" · "));
-    const named = ["label", "number", "tree", "none", "boxes", "audio", "error"].includes(field.kind) || (field.kind === "object" && !field.text);
-    if (named || (field.kind === "array" && !field.text)) make("div", field.kind === "error" ? "nbx-error" : "", box, field.summary);
-    if (field.picture !== undefined) image(box, media, field, field.path || "sample");
-    if (field.slices > 1) {
-      const slider = make("input", "nbx-slider", box);
-      Object.assign(slider, { type: "range", min: 0, max: field.slices - 1, value: field.slice ?? 0 });
-      slider.setAttribute("aria-label", `slice of ${field.path || "the sample"}`);
-      slider.addEventListener("change", () => open(opened.index, opened.draw, { ...opened.slices, [field.path]: Number(slider.value) }));
-    }
-    if (field.points) wave(make("div", "nbx-signal", box), field.points);
-    if (field.sound !== undefined) {
-      const player = make("audio", "", box);
-      player.controls = true;
-      player.src = media.url(field.sound, "audio/wav");
-    }
-    if (field.text) make("pre", "nbx-text", box, field.text);
+    drawing.full(box, field, media, (number) => open(opened.index, opened.draw, { ...opened.choices, [field.path]: number }));
     for (const text of field.figures ?? []) make("div", "nbl-note", box, text);
     if (field.histogram?.length) bars(box, field.histogram, field.range);
     if (field.note) make("div", "nbl-note", box, field.note);
@@ -630,7 +546,7 @@ export function mount({ model, el, styles }) {
         cards.get(index)?.media.release();
         cards.delete(index);
       }
-      if (opened && message.indices.includes(opened.index)) open(opened.index, opened.draw, opened.slices);
+      if (opened && message.indices.includes(opened.index)) open(opened.index, opened.draw, opened.choices);
       requestAgain();
     } else if (message.kind === "show") {
       reveal(message.index);

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from nbloader._util.format import number, percent
 from nbloader.explorer.problems import Check
 from nbloader.explorer.values import ArrayFigures
-
-Kind: TypeAlias = Literal[
-    "tree", "image", "mask", "boxes", "volume", "audio", "signal", "text", "label", "number", "array", "none",
-    "object", "error",
-]  # fmt: skip
 
 SUMMARY = 80
 """Maximum length of a summary, in characters."""
 FEW = 6
 """Maximum number of elements of an array that its summary shows."""
 CARD_FIELDS = 24
-"""Maximum number of fields whose text a card shows."""
+"""Maximum number of fields of a card: the first leaves."""
 LABEL_NAMES = ("label", "labels", "target", "targets", "class", "category", "y", "1", "")
 """Names of fields to which the dataset's `classes` apply; "" is for a sample that is itself a number."""
 
@@ -30,9 +25,10 @@ class Field:
     """One field of a sample, as it is sent to the browser."""
 
     path: str
-    kind: Kind
+    kind: str
+    """Name of the kind, which draws it."""
     type: str
-    summary: str
+    summary: str = ""
     """One short line."""
     value: bool | float | str | None = None
     """A number, or the name of a label, for tables; None for anything else."""
@@ -49,16 +45,16 @@ class Field:
     """For tables and histograms: shape, mean, minimum, maximum, length."""
     picture: int = -1
     """Index of the buffer with the picture as PNG; -1 if there is none."""
-    sound: int = -1
-    """Index of the buffer with the sound as a WAV file; -1 if there is none."""
     size: tuple[int, int] | None = None
     """Width and height of the picture in the sample, in pixels."""
-    points: list[tuple[float, float]] = field(default_factory=list)
-    """The envelope of a signal: minimum and maximum of each section, scaled to 0 to 1."""
-    slices: int = 0
-    """Number of slices of a volume."""
-    slice: int = 0
-    """Index of the slice that is shown."""
+    data: dict[str, Any] = field(default_factory=dict)
+    """JSON values for the JavaScript half of the kind, of bounded size."""
+    drawn: bool = False
+    """Whether the JavaScript half has something to draw on a card; otherwise the card shows the text or the summary."""
+    absent: bool = False
+    """Whether there is no value, and so nothing for captions and tables."""
+    container: bool = False
+    """Whether the fields that follow are parts of this one."""
 
 
 @dataclass(slots=True)
@@ -69,6 +65,8 @@ class Description:
     buffers: list[bytes] = field(default_factory=list)
     cover: int = -1
     """Index of the field that represents the sample in the gallery; -1 if there is none."""
+    caption: list[int] = field(default_factory=list)
+    """Indices of the fields whose summaries are below it."""
     nbytes: int = 0
     left_out: int = 0
     """Number of fields beyond `MAX_FIELDS`."""
@@ -93,7 +91,7 @@ def figure_lines(figures: ArrayFigures) -> list[str]:
 def to_json(item: Field) -> dict[str, Any]:
     """Convert a field to JSON values, leaving out empty ones."""
     out: dict[str, Any] = {"path": item.path, "kind": item.kind, "type": item.type, "summary": item.summary}
-    for name in ("depth", "dtype", "nbytes", "note", "text", "points", "slices", "slice", "size", "shape"):
+    for name in ("depth", "dtype", "nbytes", "note", "text", "size", "shape", "data", "drawn", "absent", "container"):
         value = getattr(item, name)
         if value:
             out[name] = value
@@ -105,8 +103,6 @@ def to_json(item: Field) -> dict[str, Any]:
         out["shape"] = list(item.shape)
     if item.picture >= 0:
         out["picture"] = item.picture
-    if item.sound >= 0:
-        out["sound"] = item.sound
     if item.figures is not None:
         out["figures"] = figure_lines(item.figures)
         out["histogram"] = list(item.figures.histogram)
@@ -115,9 +111,9 @@ def to_json(item: Field) -> dict[str, Any]:
     return out
 
 
-def card_fields(description: Description) -> list[Field]:
-    """Return the fields whose text a card shows: the first leaves."""
-    return [item for item in description.fields if item.kind != "tree"][:CARD_FIELDS]
+def card_fields(fields: Sequence[Field]) -> list[Field]:
+    """Return the fields of a card: the first leaves."""
+    return [item for item in fields if not item.container][:CARD_FIELDS]
 
 
 def shape_text(shape: Sequence[int]) -> str:

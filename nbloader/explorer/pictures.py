@@ -21,8 +21,6 @@ Pixels: TypeAlias = "NDArray[np.uint8]"
 CHANNELS = (1, 3, 4)
 MIN_SIDE = 8
 """Minimum height and width of an array that is taken for a picture because of its shape."""
-MASK_LABELS = 256
-"""Maximum number of distinct values of a mask."""
 BYTE, SHORT = 255, 65535
 INVALID = (214, 39, 140)
 """Color of a pixel that is NaN or infinite."""
@@ -33,7 +31,7 @@ LABEL_COLORS = np.array(
     ],
     np.uint8,
 )  # fmt: skip
-"""Colors of the labels in a mask; 0 is the background."""
+"""Colors of labels, of pixels or of boxes; the first one is the background."""
 
 
 class Picture(NamedTuple):
@@ -176,19 +174,6 @@ def shrink(pixels: NDArray[Any], side: int, *, average: bool = True) -> NDArray[
         return np.asarray(blocks.astype(np.float64).mean(axis=(1, 3)))
 
 
-def is_mask(array: NDArray[Any]) -> bool:
-    """Whether a two-dimensional array has few distinct whole numbers, like labels."""
-    if array.ndim != 2 or array.dtype.kind not in "biu":
-        return False
-    return len(np.unique(thinned(array, CARD_ELEMENTS))) <= MASK_LABELS
-
-
-def colored_labels(mask: NDArray[Any]) -> Pixels:
-    """Return the labels of a mask as colors; 0 is black."""
-    labels = mask.astype(np.int64)
-    return LABEL_COLORS[np.where(labels == 0, 0, (labels - 1) % (len(LABEL_COLORS) - 1) + 1)]
-
-
 def to_rgb(array: NDArray[Any], layout: Layout, side: int) -> Pixels | None:
     """Return the pixels of a picture in three channels, for drawing on them."""
     pixels = rows_columns(array, layout)
@@ -197,36 +182,6 @@ def to_rgb(array: NDArray[Any], layout: Layout, side: int) -> Pixels | None:
         return None
     image = converted[0]
     return np.repeat(image, 3, axis=2) if image.shape[2] == 1 else image[:, :, :3].copy()
-
-
-def mask_over(image: Pixels, mask: NDArray[Any]) -> Pixels:
-    """Draw labels as colors over a picture of the same proportions."""
-    height, width = image.shape[:2]
-    rows = np.arange(height) * mask.shape[0] // height
-    columns = np.arange(width) * mask.shape[1] // width
-    labels = mask[np.ix_(rows, columns)]
-    mixed = (image.astype(np.uint16) + colored_labels(labels)) // 2
-    return np.where((labels != 0)[:, :, None], mixed.astype(np.uint8), image)
-
-
-def boxes_over(image: Pixels, corners: NDArray[np.float64]) -> Pixels:
-    """Draw outlines of boxes over a picture.
-
-    Args:
-        image: The picture, which is modified.
-        corners: Left, top, right and bottom of each box, in pixels of `image`.
-    """
-    height, width = image.shape[:2]
-    thick = max(1, round(max(height, width) / 200))
-    for at, box in enumerate(corners):
-        left, right = (int(np.clip(x, 0, width - 1)) for x in (box[0], box[2]))
-        top, bottom = (int(np.clip(y, 0, height - 1)) for y in (box[1], box[3]))
-        color = LABEL_COLORS[1 + at % (len(LABEL_COLORS) - 1)]
-        image[top : top + thick, left : right + 1] = color
-        image[max(0, bottom - thick + 1) : bottom + 1, left : right + 1] = color
-        image[top : bottom + 1, left : left + thick] = color
-        image[top : bottom + 1, max(0, right - thick + 1) : right + 1] = color
-    return image
 
 
 _COLOR_TYPES = {1: 0, 2: 4, 3: 2, 4: 6}

@@ -20,9 +20,12 @@ from nbloader._util.signals import raised_by_handler
 from nbloader.events.remote_errors import describe as describe_error
 from nbloader.explorer.adapters import EndOfStreamError
 from nbloader.explorer.batch_samples import WHOLE, BatchSamples
-from nbloader.explorer.describer import FULL_TEXT, Names, Renderer, View, describe
+from nbloader.explorer.describer import Renderer, describe
 from nbloader.explorer.field import card_fields, to_json
+from nbloader.explorer.kinds import KINDS, Names
 from nbloader.explorer.normalization import Normalization
+from nbloader.explorer.texts import printable
+from nbloader.explorer.view import FULL_TEXT, View
 from nbloader.workers.in_process import SampleDelivery
 
 PATH_NAMES = ("filename", "path")
@@ -115,6 +118,7 @@ class SampleReader:
         self._names = names
         self._renderers = renderers
         self._normalization = normalization
+        self._kinds = tuple(KINDS)  # also those that were registered outside of this package, which no worker imports
 
     def __getitem__(self, request: Request) -> ReadSample:
         """Read a sample. The random generators are already seeded: each request is a task with its own seed.
@@ -139,15 +143,14 @@ class SampleReader:
             seconds = time.perf_counter() - begin
             return ReadSample(error_content(error), [], seconds, time.thread_time() - cpu_begin, failed=True)
         seconds, cpu_seconds = time.perf_counter() - begin, time.thread_time() - cpu_begin
-        description = describe(sample, self._names, self._renderers, request.view, self._normalization)
-        shown = description.fields if request.view.full else card_fields(description)
-        cover = -1
-        if 0 <= description.cover < len(description.fields):
-            wanted = description.fields[description.cover]
-            cover = next((at for at, item in enumerate(shown) if item is wanted), -1)
+        description = describe(sample, self._names, self._renderers, request.view, self._normalization, self._kinds)
+        shown = description.fields if request.view.full else card_fields(description.fields)
+        at = {id(field): place for place, field in enumerate(shown)}
+        places = [at.get(id(field), -1) for field in description.fields]
         content = {
             "fields": [to_json(item) for item in shown],
-            "cover": cover,
+            "cover": places[description.cover] if description.cover >= 0 else -1,
+            "caption": [places[field] for field in description.caption],
             "nbytes": description.nbytes,
             "left_out": description.left_out,
         }
@@ -185,8 +188,4 @@ def failure(summary: str, details: str = "", path: str = "") -> str:
         path: Path of the file involved, if any.
     """
     kept = details if len(details) <= FULL_TEXT else details[:1000] + "\n...\n" + details[1000 - FULL_TEXT :]
-    return json.dumps({"error": clean(summary, 400), "traceback": _printable(kept), "path": clean(path)})
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
+    return json.dumps({"error": clean(summary, 400), "traceback": printable(kept), "path": clean(path)})

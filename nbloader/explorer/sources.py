@@ -13,7 +13,7 @@ from nbloader.batch.rows import is_in_memory
 from nbloader.events import EventBus
 from nbloader.explorer.adapters import Adapted, Stream
 from nbloader.explorer.batch_samples import BatchSamples
-from nbloader.explorer.describer import Names
+from nbloader.explorer.kinds import Names
 from nbloader.workers.fetcher import is_async
 from nbloader.workers.in_process import SampleDelivery
 from nbloader.workers.registry import kind_class

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 from collections.abc import Iterable
@@ -10,13 +9,12 @@ from html import escape
 from typing import Any
 
 from nbloader._util.format import duration, plural
+from nbloader.explorer import kinds
 from nbloader.explorer.reader import ReadSample
 
 MAX_PICTURES = 200_000
-"""Maximum total length of the pictures, in characters of base64."""
+"""Maximum total length of the covers, in characters."""
 MAX_CARDS = 60
-_CAPTION_FIRST = {"label": 0, "number": 1, "text": 2}
-"""Kinds of fields that come first in a caption, in this order, as in `explorer.js`."""
 
 
 def html(
@@ -63,16 +61,11 @@ def _cover(content: dict[str, Any], sample: ReadSample, room: int) -> str:
     field = fields[at] if 0 <= at < len(fields) else None
     if field is None:
         return ""
-    if "picture" in field:
-        data = base64.b64encode(sample.buffers[field["picture"]]).decode()
-        if len(data) < room:
-            return f'<img class="nbx-picture" alt="" src="data:image/png;base64,{data}">'
-    return f'<div class="nbx-words">{escape(field["summary"])}</div>'
+    drawn = kinds.named(field["kind"]).html(field, sample.buffers)
+    return drawn if len(drawn) < room else kinds.words(field)
 
 
 def _caption(content: dict[str, Any]) -> str:
     if "error" in content:
         return "failed"
-    others = [field for at, field in enumerate(content["fields"]) if at != content["cover"] and field["kind"] != "none"]
-    others.sort(key=lambda field: _CAPTION_FIRST.get(field["kind"], len(_CAPTION_FIRST)))
-    return escape(" \N{MIDDLE DOT} ".join(field["summary"] for field in others[:3]))
+    return escape(" \N{MIDDLE DOT} ".join(content["fields"][at]["summary"] for at in content["caption"]))

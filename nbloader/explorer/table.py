@@ -306,7 +306,7 @@ def _row(index: int, sample: ReadSample, content: Mapping[str, Any]) -> Row:
     values: Row = {}
     derived: Row = {}
     for field in content.get("fields", ()):
-        if field["kind"] == "none":
+        if field.get("absent"):
             continue
         name = field["path"] or "value"
         values[name] = field.get("value", _NOT_FINITE.get(field["summary"], field["summary"]))

@@ -14,7 +14,6 @@ import uuid
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -26,8 +25,9 @@ from nbloader._util.format import clean
 from nbloader._util.threads import in_this_context
 from nbloader.errors import NbloaderError, ReplayError
 from nbloader.explorer import static
+from nbloader.explorer.assets import ASSETS, styles
 from nbloader.explorer.batch_samples import WHOLE, BatchSamples, facts
-from nbloader.explorer.describer import Renderer, View
+from nbloader.explorer.describer import Renderer
 from nbloader.explorer.fetcher import SampleFetcher, sample_seed
 from nbloader.explorer.normalization import Normalization, declared
 from nbloader.explorer.problems import KINDS, Found
@@ -35,15 +35,15 @@ from nbloader.explorer.reader import ReadSample, Request
 from nbloader.explorer.scan import Scan
 from nbloader.explorer.sources import Source, delivered, source_of
 from nbloader.explorer.table import MAX_ROWS, Row, SampleTable
+from nbloader.explorer.view import View
 from nbloader.frontend import comm
-from nbloader.frontend.live import Assets, LiveWidget, with_base, with_helpers
+from nbloader.frontend.live import LiveWidget
 from nbloader.frontend.outputs import display, display_widget, html_for_marimo, running_cell
 from nbloader.frontend.silence import Silence, advice
 from nbloader.workers.fetcher import is_async
 from nbloader.workers.in_process import SampleDelivery, as_in_worker
 from nbloader.workers.seeding import Seeding
 
-HERE = Path(__file__).parent
 TEXT = "nbloader explorer"
 """The plain-text form. It is constant, so that executed notebooks can be compared."""
 STATIC_PAUSE = 1.0
@@ -70,16 +70,6 @@ MAX_NESTED = 8
 """Maximum depth of nested datasets, as with a `Subset`."""
 MAX_DELIVERED = 2000
 """Maximum length of the list of samples that a loader has delivered most recently."""
-
-
-def styles() -> str:
-    """The style sheet."""
-    return with_base((HERE / "explorer.css").read_text("utf-8"))
-
-
-ASSETS = Assets(
-    {"code": lambda: with_helpers(HERE / "statistics.js", HERE / "explorer.js"), "styles": lambda: styles().encode()}
-)
 
 
 class Explorer:
@@ -544,8 +534,8 @@ class Explorer:
         self._fetcher.forget(view)
 
     def _on_open(self, view: str, message: Mapping[str, Any]) -> None:
-        slices = tuple((str(path), int(at)) for path, at in message["slices"].items())
-        self._ask(view, Request(int(message["index"]), int(message["draw"]), View(full=True, slices=slices)))
+        choices = tuple((str(path), int(chosen)) for path, chosen in message["choices"].items())
+        self._ask(view, Request(int(message["index"]), int(message["draw"]), View(full=True, choices=choices)))
 
     def _on_draws(self, view: str, message: Mapping[str, Any]) -> None:
         index = int(message["index"])

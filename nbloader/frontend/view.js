@@ -28,6 +28,12 @@ function button(parent, label, name, onclick) {
   return node;
 }
 
+// The modules of an asset that maps names to their code, by name: panels, kinds of values.
+async function loadModules(what, asset, load) {
+  const sources = Object.entries(JSON.parse(await asset(what)));
+  return Object.fromEntries(await Promise.all(sources.map(async ([name, text]) => [name, await load(`${what} ${name}`, text)])));
+}
+
 // The static form is in the notebook all the time. It is visible when no live view of the same widget is.
 const covered = new Map();
 function cover(id, add) {

@@ -23,6 +23,7 @@ from nbloader.dashboard.panels.samples import Samples
 from nbloader.dashboard.panels.summary import Summary
 from nbloader.dashboard.panels.timeline import Timeline
 from nbloader.dashboard.panels.workers import Workers
+from nbloader.frontend import scripted
 
 __all__ = ["PANELS", "Frame", "Panel", "Reply", "register"]
 
@@ -41,11 +42,4 @@ def register(panel: type[Panel]) -> None:
     Raises:
         FileNotFoundError: There is no JavaScript module beside its Python module.
     """
-    script = panel.script()
-    if not script.is_file():
-        raise FileNotFoundError(f"the panel {panel.name!r} needs a JavaScript module: {script} does not exist")
-    for i, other in enumerate(PANELS):
-        if other.name == panel.name:
-            PANELS[i] = panel
-            return
-    PANELS.append(panel)
+    scripted.add(PANELS, panel, at=len(PANELS))

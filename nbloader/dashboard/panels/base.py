@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from nbloader.frontend.scripted import Scripted
 from nbloader.metrics.hot_lines import HotLines
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ class Reply:
     """Binary data that is sent with the content."""
 
 
-class Panel:
+class Panel(Scripted):
     """One panel of the dashboard. Each dashboard has its own instance.
 
     A subclass needs `name`, `title` and `payload()`. The other methods have defaults. The dashboard calls all methods
@@ -66,11 +65,6 @@ class Panel:
     version: ClassVar[int] = 1
     """Version of the payload and the news. Increase it when the JavaScript half can no longer draw older versions. The
     panel is then left out when an older recording is played."""
-
-    @classmethod
-    def script(cls) -> Path:
-        """Path of the JavaScript module: `<name>.js` beside the Python module."""
-        return Path(inspect.getfile(cls)).with_name(f"{cls.name}.js")
 
     def payload(self, frame: Frame) -> Any:
         """Return the state to draw, as JSON values of bounded size. It is sent if it differs from the last one.

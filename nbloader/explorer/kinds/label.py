@@ -1,0 +1,47 @@
+"""Integers that number a class of the dataset, and short arrays of them."""
+
+from __future__ import annotations
+
+from nbloader._util.format import clean
+from nbloader.explorer.field import SUMMARY
+from nbloader.explorer.kinds.base import Kind, Value
+from nbloader.explorer.problems import Form
+
+MAX_LABELS = 40
+"""Maximum number of labels in an array."""
+
+
+class Label(Kind):
+    """The name of a class, or the names of several."""
+
+    name = "label"
+    caption = 0
+    compared_as = "value"
+
+    @classmethod
+    def recognizes(cls, value: Value) -> bool:
+        """Return whether the dataset has a name for the number, or names for the elements of this field."""
+        if value.number is not None:
+            return value.context.class_name(value.path, value.number) is not None
+        array = value.numbers
+        named = value.path in value.context.names and array.ndim == 1 and array.dtype.kind in "iu"
+        return named and 0 < array.size <= MAX_LABELS
+
+    def describe(self) -> None:
+        """Look up the names."""
+        context, path, number = self.context, self.value.path, self.value.number
+        if number is None:
+            names = [context.class_name(path, at) or str(at) for at in self.value.numbers.tolist()]
+            self.field.value = self.field.summary = clean(", ".join(names), SUMMARY)
+        else:
+            name = context.class_name(path, number)
+            self.field.value, self.field.summary = name, clean(f"{name} ({number})", SUMMARY)
+        context.labeled = True
+
+    def form(self) -> Form:
+        """Return the type only: the number of labels may vary."""
+        return Form(self.field.path, self.field.type, "")
+
+    def label(self) -> str:
+        """Return the name."""
+        return clean(self.field.value, SUMMARY)

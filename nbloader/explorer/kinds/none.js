@@ -1,0 +1,5 @@
+// None.
+
+export function draw(el, field, { make }) {
+  make("div", "", el, field.summary);
+}

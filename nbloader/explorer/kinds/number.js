@@ -1,0 +1,5 @@
+// A number.
+
+export function draw(el, field, { make }) {
+  make("div", "", el, field.summary);
+}

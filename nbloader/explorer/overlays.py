@@ -1,0 +1,62 @@
+"""Draws several fields of a sample into one picture: boxes and masks over an image, without knowing what they are.
+
+A *canvas* is a field over whose picture others are drawn: `Kind.is_canvas`, `Kind.canvas()`. An *overlay* is drawn over
+the picture that it belongs to: `Kind.belongs_to()`, `Kind.draw_over()`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nbloader._util.format import clean
+from nbloader.explorer.kinds import Context, Kind
+from nbloader.explorer.pictures import Picture, Pixels, png
+from nbloader.explorer.texts import joined
+
+
+def draw_overlays(kinds: Sequence[Kind], context: Context) -> None:
+    """Draw each overlay over the first picture that it belongs to.
+
+    In a full description, each is drawn over its own copy of the picture; on a card, all over the same picture. An
+    overlay that raises is left out, and its note says so.
+
+    Args:
+        kinds: What was described, in the order of the fields.
+        context: Their context.
+    """
+    canvases = [kind for kind in kinds if kind.is_canvas and kind.field.picture >= 0]
+    drawn_on: dict[str, Pixels] = {}  # on a card, by the path of the canvas
+    for kind in kinds:
+        try:
+            _draw(kind, canvases, drawn_on, context)
+        except Exception as error:  # noqa: BLE001 - a kind may raise anything, and the sample is shown nevertheless
+            note = clean(f"not drawn over the picture: {type(error).__name__}: {error}")
+            kind.field.note = joined(kind.field.note, note)
+    for canvas in canvases:
+        field = canvas.field
+        if field.path in drawn_on and field.size is not None:
+            context.show(field, Picture(png(drawn_on[field.path]), *field.size, field.note))
+
+
+def _draw(kind: Kind, canvases: Sequence[Kind], drawn_on: dict[str, Pixels], context: Context) -> None:
+    """Draw one field, if it is an overlay.
+
+    Args:
+        kind: The field.
+        canvases: What it may be drawn over.
+        drawn_on: Pictures of a card with the overlays so far, to which the result is added.
+        context: Context of the fields.
+    """
+    canvas = next((canvas for canvas in canvases if canvas is not kind and kind.belongs_to(canvas.field)), None)
+    if canvas is None or canvas.field.size is None:
+        return
+    path = canvas.field.path
+    pixels = drawn_on[path] if path in drawn_on else canvas.canvas()
+    if pixels is None:
+        return
+    drawn = kind.draw_over(pixels, canvas.field)
+    if context.view.full:
+        note = joined(f"over {path or 'the picture'}", drawn.note)
+        context.show(kind.field, Picture(png(drawn.pixels), *canvas.field.size, note))
+    else:
+        drawn_on[path] = drawn.pixels
