@@ -24,8 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nbloader._platform.descriptors import open_into
-from nbloader.cache.entry import Entry, allocate, sizes
-from nbloader.cache.memory_store import Found
+from nbloader.cache.entry import Entry, Found, allocate, sizes
 from nbloader.cache.policy import worth
 
 VERSION = "v1"

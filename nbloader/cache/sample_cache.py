@@ -13,8 +13,8 @@ from nbloader._platform import HAS_FILE_LOCKS, available_memory
 from nbloader._util.signals import raised_by_handler
 from nbloader._util.user_warning import warn
 from nbloader.cache.disk_store import DamagedError, DiskStore
-from nbloader.cache.entry import Entry, decode, encode
-from nbloader.cache.memory_store import Found, MemoryStore
+from nbloader.cache.entry import Entry, Found, decode, encode
+from nbloader.cache.memory_store import MemoryStore
 from nbloader.events.gauges import CacheGauge
 
 log = logging.getLogger(__name__)
