@@ -22,7 +22,6 @@ has that lock, has died: the next one then recounts the entries and frees all me
 from __future__ import annotations
 
 import contextlib
-import errno
 import mmap
 import os
 import struct
@@ -34,7 +33,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nbloader._platform import HAS_FILE_LOCKS, available_memory, lock, new_file, open_again, punch, unlock
+from nbloader._platform import available_memory, lock, new_file, open_again, punch, unlock
 from nbloader._platform.descriptors import close_all
 from nbloader.cache.entry import Entry, Found, allocate
 from nbloader.cache.file_io import read_into, write_all
@@ -101,14 +100,12 @@ class MemoryStore:
         files: The descriptors of the index file and of the data file. This object owns and closes them.
 
     Raises:
-        OSError: There are too many open files, or the system does not support open file description locks.
+        OSError: There are too many open files.
     """
 
     def __init__(self, files: list[int]) -> None:
         self._files = files  # index, data, and the index once more, for locks
         weakref.finalize(self, close_all, files).atexit = False
-        if not HAS_FILE_LOCKS:
-            raise OSError(errno.ENOSYS, "this system does not support open file description locks")
         self.index_fd, self.data_fd = files
         self._map = mmap.mmap(self.index_fd, os.fstat(self.index_fd).st_size)
         self._words = memoryview(self._map).cast("Q")
@@ -131,7 +128,7 @@ class MemoryStore:
             limit: Maximum total size of the entries, bytes.
 
         Raises:
-            OSError: There are too many open files, or the system does not support open file description locks.
+            OSError: There are too many open files, or the system does not support such files and locks.
         """
         slots = MIN_SLOTS
         while slots < MAX_SLOTS and slots * BYTES_PER_SLOT < limit:
@@ -144,10 +141,12 @@ class MemoryStore:
             os.ftruncate(index, _SLOTS_AT + slots * _SLOT.itemsize)
             os.pwrite(index, struct.pack("<5Q", slots, limit, 0, 0, PAGE), 0)
             punch(data, 0, PAGE)  # fails here if the file system does not support holes
-            return cls(files)
+            store = cls(files)
+            store.limit = limit  # fails here if it does not support the locks
         except BaseException:  # includes interrupts
             close_all(files)
             raise
+        return store
 
     def close(self) -> None:
         """Release the files. The memory is freed when all processes have done so."""
