@@ -130,9 +130,7 @@ class MemoryStore:
         Raises:
             OSError: There are too many open files, or the system does not support such files and locks.
         """
-        slots = MIN_SLOTS
-        while slots < MAX_SLOTS and slots * BYTES_PER_SLOT < limit:
-            slots *= 2
+        slots = WAYS * (min(max(MIN_SLOTS, limit // BYTES_PER_SLOT), MAX_SLOTS) // WAYS)
         files: list[int] = []
         try:
             new_file(files)
@@ -277,6 +275,7 @@ class MemoryStore:
             self._words[_LIMIT] = limit
             self._unchecked = CHECK_EVERY
             self._drop_for(self._words[_USED] - limit, float("inf"), 0)
+            self._least = 0.0
 
     def put(self, key: bytes, entry: Entry, cost_ns: int) -> bool:
         """Add an entry, unless it is stored already or is worth less than the entries that it would replace.
@@ -363,6 +362,8 @@ class MemoryStore:
         taken = np.flatnonzero(self._slots["offset"])
         slots = self._slots[taken]
         found = victims(self._worths(slots), _padded(slots["size"].astype(np.int64)), needed, spare, new)
+        if not len(found) and new == float("inf"):
+            found = np.arange(len(taken))  # all: the rest of the memory is that of entries which are being written
         self._searches_saved = 0
         self._least = 0.0 if len(found) else new
         for number in taken[found]:
