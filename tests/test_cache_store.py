@@ -13,6 +13,7 @@ from datasets import run_script
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nbloader.cache import memory_store
 from nbloader.cache.disk_store import DamagedError, DiskStore
 from nbloader.cache.entry import decode, encode
 from nbloader.cache.memory_store import CONFIG_AT, PAGE, WAYS, MemoryStore
@@ -211,6 +212,19 @@ def test_a_slot_that_another_entry_gets_meanwhile_is_no_hit(create, monkeypatch)
     assert value_in(store, key_of(other)) == "another"
 
 
+def test_an_entry_that_is_dropped_while_it_is_copied_is_no_hit(create, monkeypatch):
+    store = create(30 * PAGE)
+    store.put(key_of(1), encode(np.ones(PAGE)), MS)
+    read_into = memory_store.read_into
+
+    def read_late(*args):
+        store.limit = 0
+        return read_into(*args)
+
+    monkeypatch.setattr(memory_store, "read_into", read_late)
+    assert store.get(key_of(1)) is None
+
+
 def test_threads_share_a_store(create):
     store = create(30 * PAGE)
     wrong = []
@@ -332,6 +346,7 @@ write_all = memory_store.write_all
 def write_in_child(number, first_part_written):
     pid = os.fork()
     if pid == 0:
+        os.close(ends[1])  # so that it does not wait for a parent that has failed
         store.after_fork()
         def write(fd, parts, offset):
             write_all(fd, parts, offset)
