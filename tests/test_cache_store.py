@@ -13,6 +13,7 @@ from datasets import run_script
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nbloader.cache import memory_store
 from nbloader.cache.disk_store import DamagedError, DiskStore
 from nbloader.cache.entry import decode, encode
 from nbloader.cache.memory_store import CONFIG_AT, PAGE, WAYS, MemoryStore
@@ -190,6 +191,40 @@ def test_lack_of_memory_loses_nothing(create, monkeypatch):
     assert store.put(key_of(1), encode(1), MS)
 
 
+def test_a_slot_that_another_entry_gets_meanwhile_is_no_hit(create, monkeypatch):
+    """Another process drops the entry that is looked for, and its slot goes to another one, before the slot is read."""
+    store = create(3 * PAGE)
+    other = store._buckets + 1  # in the same bucket
+    store.put(key_of(1), encode("mine"), MS)
+    find = store._find
+
+    def find_late(key):
+        position = find(key)
+        monkeypatch.undo()
+        store.limit = 0
+        store.limit = 3 * PAGE
+        assert store.put(key_of(other), encode("another"), MS)
+        assert find(key_of(other)) == position
+        return position
+
+    monkeypatch.setattr(store, "_find", find_late)
+    assert store.get(key_of(1)) is None
+    assert value_in(store, key_of(other)) == "another"
+
+
+def test_an_entry_that_is_dropped_while_it_is_copied_is_no_hit(create, monkeypatch):
+    store = create(30 * PAGE)
+    store.put(key_of(1), encode(np.ones(PAGE)), MS)
+    read_into = memory_store.read_into
+
+    def read_late(*args):
+        store.limit = 0
+        return read_into(*args)
+
+    monkeypatch.setattr(memory_store, "read_into", read_late)
+    assert store.get(key_of(1)) is None
+
+
 def test_threads_share_a_store(create):
     store = create(30 * PAGE)
     wrong = []
@@ -282,7 +317,6 @@ while True:
         assert store.put(key_of(100), encode(value(100)), 800_000_000) or store.get(key_of(100)), line
     assert check(store, [200]) == 1
     store.limit = store.limit
-    store._drop_abandoned(0, len(store._slots))
     counters = store.counters()
     assert check(store, [0, 1, 2, 100, 200]) == counters.entries, (line, counters)
     assert os.fstat(store.data_fd).st_blocks * 512 == counters.nbytes <= 10 * PAGE, (line, counters)
@@ -299,6 +333,51 @@ print(json.dumps([killed, repaired]))
     killed, repaired = json.loads(done.stdout)
     assert killed > 60
     assert repaired > 20
+
+
+def test_what_a_killed_writer_left_is_freed_only_when_no_other_writes(tmp_path):
+    """Memory that no slot refers to may belong to a writer that lives."""
+    script = (
+        COMMON
+        + """
+store = MemoryStore.create(30 * PAGE)
+write_all = memory_store.write_all
+
+def write_in_child(number, first_part_written):
+    pid = os.fork()
+    if pid == 0:
+        os.close(ends[1])  # so that it does not wait for a parent that has failed
+        store.after_fork()
+        def write(fd, parts, offset):
+            write_all(fd, parts, offset)
+            first_part_written()
+        memory_store.write_all = write
+        assert store.put(key_of(number), encode(value(number)), 1_000_000)
+        os._exit(0)
+    return pid
+
+begun, ends = os.pipe(), os.pipe()
+lives = write_in_child(1, lambda: (os.write(begun[1], b"x"), os.read(ends[0], 1)))
+assert os.read(begun[0], 1)
+killed = write_in_child(2, lambda: os.kill(os.getpid(), signal.SIGKILL))
+assert os.WIFSIGNALED(os.waitpid(killed, 0)[1])
+assert store.put(key_of(3), encode(value(3)), 1_000_000)
+left = os.fstat(store.data_fd).st_blocks * 512 // PAGE
+store.limit = 0  # drops what is not being written
+assert check(store, [3]) == 0
+store.limit = 30 * PAGE
+os.write(ends[1], b"x")
+assert os.waitpid(lives, 0)[1] == 0
+assert check(store, [1, 2, 3]) == 1
+assert store.put(key_of(4), encode(value(4)), 1_000_000)
+assert check(store, [1, 2, 3, 4]) == store.counters().entries == 2
+assert os.fstat(store.data_fd).st_blocks * 512 == store.counters().nbytes
+print(left, store.counters().nbytes // PAGE)
+"""
+    )
+    done = run_script(script, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["9", "6"]
 
 
 def test_processes_that_write_and_drop_at_the_same_time_never_read_what_is_not_whole(tmp_path):

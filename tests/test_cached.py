@@ -543,11 +543,12 @@ def test_values_of_classes_of_the_notebook_stay_off_the_disk(tmp_path):
     assert not list(tmp_path.glob("*/*/*"))
 
 
-def test_without_shared_memory_functions_compute(monkeypatch):
-    def refuse(*_args):
+@pytest.mark.parametrize("missing", ["punch", "lock"])
+def test_without_shared_memory_functions_compute(missing, monkeypatch):
+    def refuse(*_args, **_options):
         raise OSError(38, "Function not implemented")
 
-    monkeypatch.setattr("nbloader.cache.memory_store.punch", refuse)
+    monkeypatch.setattr(f"nbloader.cache.memory_store.{missing}", refuse)
     f = nbloader.cached(lambda x: x + 1)
     with pytest.warns(RuntimeWarning, match="samples are not cached in memory: .*Function not implemented"):
         assert f(1) == 2

@@ -26,14 +26,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import nbloader
-from nbloader.cache import file_version, process_cache
+from nbloader.cache import cached_function, file_version, process_cache
 
 DOCS = pathlib.Path(__file__).parents[1] / "docs" / "how-to" / "cache-samples.md"
 
 
 @pytest.fixture(autouse=True)
 def settled(monkeypatch):
-    """Files that were changed just now are cached, too. Each test begins without a cache."""
+    """Files that were changed just now are cached, too, and no comparison is slow. Each test begins without a cache."""
+    monkeypatch.setattr(cached_function, "SLOW_NS", 1e12)
     monkeypatch.setattr(file_version, "SETTLED", 0)
     monkeypatch.setattr(file_version, "SETTLED_COARSE", 0)
     yield

@@ -142,10 +142,21 @@ HAS_FILE_LOCKS = hasattr(fcntl, "F_OFD_SETLK")
 _FLOCK = struct.Struct("@hhqqi4x")
 
 
-def lock(fd: int, place: int, *, wait: bool) -> bool:
-    """Lock a byte of a file. Return False if another open file description has locked it, and this must not wait."""
+def lock(fd: int, place: int, *, wait: bool = True, shared: bool = False) -> bool:
+    """Lock a byte of a file.
+
+    Args:
+        fd: A descriptor of the open file description that will have the lock. Its earlier lock is replaced.
+        place: Offset of the byte.
+        wait: Whether to wait until other open file descriptions release the byte.
+        shared: Whether others may have the same kind of lock at the same time.
+
+    Returns:
+        False if another one has a lock, and this must not wait.
+    """
     try:
-        _flock(fd, fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK, fcntl.F_WRLCK, place)
+        kind = fcntl.F_RDLCK if shared else fcntl.F_WRLCK
+        _flock(fd, fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK, kind, place)
     except BlockingIOError:
         return False
     return True
@@ -156,16 +167,8 @@ def unlock(fd: int, place: int) -> None:
     _flock(fd, fcntl.F_OFD_SETLK, fcntl.F_UNLCK, place)
 
 
-def is_locked(fd: int, place: int) -> bool:
-    """Whether another open file description has locked a byte of a file."""
-    kind: int = _FLOCK.unpack(_flock(fd, fcntl.F_OFD_GETLK, fcntl.F_WRLCK, place))[0]
-    return kind != fcntl.F_UNLCK
-
-
-def _flock(fd: int, command: int, kind: int, place: int) -> bytes:
-    request = _FLOCK.pack(kind, os.SEEK_SET, place, 1, 0)
-    answer: bytes = fcntl.fcntl(fd, command, request)
-    return answer
+def _flock(fd: int, command: int, kind: int, place: int) -> None:
+    fcntl.fcntl(fd, command, _FLOCK.pack(kind, os.SEEK_SET, place, 1, 0))
 
 
 # ---- processes ------------------------------------------------------------------------------------------------------

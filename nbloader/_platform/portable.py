@@ -118,7 +118,7 @@ def open_again(opened: list[int], fd: int, flags: int) -> None:
     raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
 
-def lock(fd: int, place: int, *, wait: bool) -> bool:
+def lock(fd: int, place: int, *, wait: bool = True, shared: bool = False) -> bool:
     """Lock a byte of a file.
 
     Raises:
@@ -129,11 +129,6 @@ def lock(fd: int, place: int, *, wait: bool) -> bool:
 
 def unlock(fd: int, place: int) -> None:
     """Do nothing: nothing can be locked."""
-
-
-def is_locked(fd: int, place: int) -> bool:
-    """Return False: nothing can be locked."""
-    return False
 
 
 # ---- processes ------------------------------------------------------------------------------------------------------

@@ -3,9 +3,10 @@
     folder/v1/3f/3f9a...: header with a checksum | meta | buffers
 
 A file is written under another name and then renamed, so that a reader finds a full entry or none, whatever happens to
-the writer. Nothing is locked: two processes that write the same entry write the same file. A file that is damaged
-nevertheless (by a full disk or a crash of the machine) is detected by its checksum and deleted, and its value is
-computed again.
+the writer. Nothing is locked or mapped: two processes that write the same entry write the same file, also on different
+machines, and a file that is cut short while it is read is an error of this entry and not the end of the process. A file
+that is damaged nevertheless (by a full disk or a crash of the machine) is detected by its checksum and deleted, and its
+value is computed again.
 """
 
 from __future__ import annotations
@@ -18,14 +19,13 @@ import struct
 import time
 import zlib
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from nbloader._platform.descriptors import open_into
-from nbloader.cache.entry import Entry, allocate, sizes
-from nbloader.cache.memory_store import Found
+from nbloader.cache.entry import Entry, Found, allocate, sizes
 from nbloader.cache.policy import worth
 
 VERSION = "v1"
@@ -92,21 +92,16 @@ class DiskStore:
             OSError: The file cannot be read.
         """
         path = self._path(key)
-        file: list[int] = []
         try:
-            open_into(file, os.open, path, os.O_RDONLY | os.O_CLOEXEC)
-            found = _read(file[0], key)
-            with contextlib.suppress(OSError):  # a read-only folder works, too
-                os.utime(file[0])
+            with Path(path).open("rb") as file:
+                found = _read(file, key)
         except FileNotFoundError:
             return None
         except DamagedError:
-            with contextlib.suppress(OSError):
-                Path(path).unlink()
+            _delete(path)
             raise DamagedError(path) from None
-        finally:
-            for fd in file:
-                os.close(fd)
+        with contextlib.suppress(OSError):  # a read-only folder works, too
+            os.utime(path)
         return found
 
     def put(self, key: bytes, entry: Entry, cost_ns: int) -> None:
@@ -123,17 +118,13 @@ class DiskStore:
             checksum = zlib.crc32(buffer, checksum)
         header = _HEADER.pack(_MAGIC, key, entry.nbytes, cost_ns // 1000, len(entry.meta), checksum)
         self._temporary += 1
-        temporary = Path(f"{path}.{os.getpid()}.{id(self)}.{self._temporary}{_TEMPORARY}")
-        temporary.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        parts: list[Any] = [header, entry.meta, *entry.buffers]
+        temporary = f"{path}.{os.getpid()}.{id(self)}.{self._temporary}{_TEMPORARY}"
+        Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
-            with open(temporary, "xb", buffering=0, opener=_private) as file:
-                for part in parts:
-                    _write(file, memoryview(part).cast("B"))
-            temporary.replace(path)
+            _write(temporary, [header, entry.meta, *entry.buffers])
+            Path(temporary).replace(path)
         except BaseException:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
+            _delete(temporary)
             raise
         self._written += len(header) + entry.nbytes
         self.nbytes += len(header) + entry.nbytes
@@ -142,20 +133,18 @@ class DiskStore:
 
     def tidy(self) -> None:
         """Measure the size of the folder, and delete the least useful files if it exceeds the limit."""
-        now, files, total = time.time(), [], 0
+        now, files = time.time(), []
         for file in self._files():
-            if file.path.endswith(_TEMPORARY):
-                if now - file.used > ABANDONED:
-                    _delete(file.path)
-                continue
-            files.append(file)
-            total += file.nbytes
+            if not file.path.endswith(_TEMPORARY):
+                files.append(file)
+            elif now - file.used > ABANDONED:
+                _delete(file.path)
+        total = sum(file.nbytes for file in files)
         if total > self.limit:
             costs = np.array([_cost(file.path) for file in files], np.float64)
-            sizes = np.array([file.nbytes for file in files], np.int64)
+            nbytes = np.array([file.nbytes for file in files], np.int64)
             days = np.array([max(0.0, now - file.used) / DAY for file in files])
-            worths = worth(costs, sizes, days, KEPT_DAYS)
-            for number in np.argsort(worths, kind="stable"):
+            for number in np.argsort(worth(costs, nbytes, days, KEPT_DAYS), kind="stable"):
                 if total <= self.limit * (1 - FREED):
                     break
                 total -= files[number].nbytes
@@ -178,11 +167,6 @@ class DiskStore:
         return f"{self._root}/{name[:2]}/{name}"
 
 
-def _private(path: str, flags: int) -> int:
-    """Open a file that only this user can access, whatever the umask is."""
-    return os.open(path, flags, 0o600)
-
-
 def _check_owner(status: os.stat_result, path: str) -> None:
     """Raise PermissionError if another user may have written to a file or folder."""
     if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o022:
@@ -190,38 +174,36 @@ def _check_owner(status: os.stat_result, path: str) -> None:
         raise PermissionError(errno.EPERM, reason, path)
 
 
-def _read(fd: int, key: bytes) -> Found:
-    _check_owner(os.fstat(fd), key.hex())
-    header = os.read(fd, _HEADER.size)
+def _read(file: BufferedReader, key: bytes) -> Found:
+    status = os.fstat(file.fileno())
+    _check_owner(status, key.hex())
+    header = file.read(_HEADER.size)
     if len(header) < _HEADER.size:
         raise DamagedError
     magic, stored_key, size, cost, meta_size, checksum = _HEADER.unpack(header)
-    if magic != _MAGIC or stored_key != key or os.fstat(fd).st_size != _HEADER.size + size or meta_size > size:
+    if magic != _MAGIC or stored_key != key or status.st_size != _HEADER.size + size or meta_size > size:
         raise DamagedError
-    meta = bytes(_read_exactly(fd, bytearray(meta_size)))
+    meta = file.read(meta_size)
     if sum(sizes(meta)) != size - meta_size:
         raise DamagedError
     buffers, found = allocate(meta), zlib.crc32(meta)
     for buffer in buffers:
-        found = zlib.crc32(_read_exactly(fd, buffer), found)
+        if file.readinto(buffer) < len(buffer):
+            raise DamagedError
+        found = zlib.crc32(buffer, found)
     if found != checksum:
         raise DamagedError
     return Found(meta, buffers, cost)
 
 
-def _read_exactly(fd: int, target: Any) -> Any:
-    view = memoryview(target)
-    while view.nbytes:
-        got = os.readv(fd, [view])
-        if not got:
-            raise DamagedError
-        view = view[got:]
-    return target
+def _write(path: str, parts: list[Any]) -> None:
+    with open(path, "xb", opener=_private) as file:
+        file.writelines(parts)
 
 
-def _write(file: Any, view: memoryview) -> None:
-    while view.nbytes:
-        view = view[file.write(view) :]
+def _private(path: str, flags: int) -> int:
+    """Open a file that only this user can access, whatever the umask is."""
+    return os.open(path, flags, 0o600)
 
 
 def _cost(path: str) -> int:

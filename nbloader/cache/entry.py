@@ -41,6 +41,15 @@ class Entry(NamedTuple):
         return _BY_VALUE in self.meta
 
 
+class Found(NamedTuple):
+    """A copy of an entry."""
+
+    meta: bytes
+    buffers: list[Any]
+    cost: int
+    """How long the value took to compute, us."""
+
+
 def encode(value: Any) -> Entry:
     """Make an entry of a value. Its arrays are not copied.
 

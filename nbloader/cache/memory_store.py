@@ -1,31 +1,27 @@
 """The cache in shared memory: entries that all processes of a notebook read and write, without a server process.
 
-    index file: header | one row of counters per process | buckets of slots        mapped by all
-    data file:  the entries, each at its own offset                                read and written by system calls
+    index file: header | counters of each process | buckets of slots    mapped by all
+    data file:  the entries, each at its own offset                     read and written by system calls
 
 The notebook's process creates both files; workers receive their descriptors. Both are memory files: they vanish when
 the last process that has them open ends, however it ends.
 
-**Writing.** A process that adds or drops entries holds a lock on the index file, which the system releases if its owner
-dies. An entry gets its slot and its offset with the lock held, is written without holding the lock, and is then
-committed by one store. The offset of an entry is never reused for another entry: a file with 64-bit offsets does not
-run out of them. When an entry is dropped, its slot is cleared first. Then its memory is freed and becomes a hole in the
-file.
+**Writing.** All that changes the index holds a lock, which the system releases if its owner dies. An entry gets memory
+with the lock held, is written without holding it, and then gets its slot with the lock held. The offset of the entry is
+stored last and commits the slot. No offset is used twice: a file with 64-bit offsets does not run out of them. When an
+entry is dropped, its slot is cleared first. Then its memory is freed and becomes a hole in the file.
 
-**Reading** takes no lock. A reader copies the slot, whose checksum shows whether the copy is complete. It then copies
-the entry, and checks that the slot has not changed. An unchanged slot shows that the memory of the entry was
-not freed in the meantime.
+**Reading** takes no lock. A reader copies the slot, then the entry, and checks that the slot has not changed: then the
+memory of the entry was not freed in the meantime.
 
-**A process that is killed** leaves the header marked as `DIRTY` if it was changing the index: the next process that
-takes the lock recounts entries and memory, and frees memory that no slot refers to. If it was writing an entry, the
-slot is never committed. The next search for memory drops that entry, because the slot's owner no longer holds the lock
-on its row.
+**A process that is killed** leaves at most memory that no slot refers to, and counters that are off by one entry. The
+header counts the writers, who also share a second lock while they write. A writer that is counted, although nobody else
+has that lock, has died: the next one then recounts the entries and frees all memory that no slot refers to.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import mmap
 import os
 import struct
@@ -37,30 +33,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nbloader._platform import (
-    HAS_FILE_LOCKS,
-    available_memory,
-    is_locked,
-    lock,
-    new_file,
-    open_again,
-    punch,
-    unlock,
-)
+from nbloader._platform import available_memory, lock, new_file, open_again, punch, unlock
 from nbloader._platform.descriptors import close_all
-from nbloader.cache.entry import Entry, allocate
+from nbloader.cache.entry import Entry, Found, allocate
 from nbloader.cache.file_io import read_into, write_all
 from nbloader.cache.policy import MARGIN, victims, worth
 
-MAGIC = 0x6E626C_63_0001
 PAGE = mmap.PAGESIZE
-SLOT_SIZE = 64
+CONFIG_AT = 1024
+"""Offset in the header of the options that all processes use."""
+PROCESSES = 1024
+"""Number of processes that have a place of their own for their counters. All others share the first place."""
 WAYS = 16
 """Slots per bucket. An entry can only be in the bucket that its key selects."""
-ROWS = 1024
-ROW_SIZE = 64
-ROWS_AT = PAGE
-SLOTS_AT = ROWS_AT + ROWS * ROW_SIZE
 BYTES_PER_SLOT = 16 * 1024
 """Memory limit per slot. If entries are larger on average, the memory limit is reached before the slots run out."""
 MIN_SLOTS, MAX_SLOTS = 1 << 12, 1 << 22
@@ -72,30 +57,27 @@ SPARE = 128
 """A search for memory frees at most 1/`SPARE` of the limit beyond what is needed."""
 SEARCH_EVERY = 32
 """After a failed search for a new entry, number of entries of no higher worth that are rejected without a search."""
-CLOCK_EVERY = 64
-"""Accesses after which a process recounts the accesses of all processes."""
 MAX_REUSES = 1 << 16
 """Maximum number of uses, per process, over which the distance between two uses of an entry is averaged."""
-CONFIG_AT = 1024
-"""Offset in the header of the options that all processes use."""
 
 # Words of the header.
-_MAGIC, _SLOTS, _LIMIT, _USED, _ENTRIES, _CURSOR, _GENERATION, _DIRTY, _EVICTIONS, _CONFIG, _DISK_USED = range(11)
-# Words of a row.
-_EPOCH, _ACCESSES, _HITS, _MISSES, _SAVED, _REUSE_SUM, _REUSES, _DISK_HITS = range(8)
+_SLOTS, _LIMIT, _USED, _ENTRIES, _END, _WRITERS, _EVICTIONS, _CONFIG = range(8)
+# Counters.
+_HITS, _MISSES, _SAVED, _DISK_HITS, _REUSE_SUM, _REUSES = _COUNTERS = range(6)
+# Bytes of the index file that are locked.
+_INDEX_LOCK, _WRITERS_LOCK, _PLACE_LOCKS = range(3)
 
-_SLOT = struct.Struct("<16sQQQIII")
-"""Key; offset; size; generation; size of the meta part; cost in us; owner. Checksum and time of last use follow."""
-_SLOT_DTYPE = np.dtype([
-    ("key", "V16"), ("offset", "<u8"), ("size", "<u8"), ("generation", "<u8"), ("meta", "<u4"), ("cost", "<u4"),
-    ("owner", "<u4"), ("check", "<u4"), ("last", "<u8"),
+_COUNTERS_AT = PAGE
+_SLOTS_AT = _COUNTERS_AT + len(_COUNTERS) * PROCESSES * 8
+_SLOT = np.dtype([
+    ("key", "V16"), ("offset", "<u8"), ("size", "<u8"), ("meta", "<u4"), ("cost", "<u4"), ("last", "<u8"),
 ])  # fmt: skip
-_CHECK_AT, _LAST_AT, _GENERATION_AT, _FIELDS = 52, 56, 32, 56
-_STAMP = struct.Struct("<Q")
-"""The generation of an entry, which precedes the entry in the data file."""
+"""Key; offset in the data file, 0 if the slot is free; size; size of the meta part; cost in us; access of last use."""
+_RECORD = struct.Struct("<16sQQII")
+"""A slot without the last use."""
+_OFFSET_AT, _LAST_AT = 16, _RECORD.size
 _CONFIG_HEAD = struct.Struct("<IH")
 """Checksum of the options, and their size in bytes."""
-_EPOCH_BITS = 20
 
 
 class Counters(NamedTuple):
@@ -111,15 +93,6 @@ class Counters(NamedTuple):
     limit: int
 
 
-class Found(NamedTuple):
-    """A copy of an entry."""
-
-    meta: bytes
-    buffers: list[Any]
-    cost: int
-    """How long the value took to compute, us."""
-
-
 class MemoryStore:
     """The cache in shared memory.
 
@@ -127,33 +100,25 @@ class MemoryStore:
         files: The descriptors of the index file and of the data file. This object owns and closes them.
 
     Raises:
-        OSError: There are too many open files, or the system does not support open file description locks.
+        OSError: There are too many open files.
     """
 
     def __init__(self, files: list[int]) -> None:
         self._files = files  # index, data, and the index once more, for locks
         weakref.finalize(self, close_all, files).atexit = False
-        if not HAS_FILE_LOCKS:
-            raise OSError(errno.ENOSYS, "this system does not support open file description locks")
         self.index_fd, self.data_fd = files
         self._map = mmap.mmap(self.index_fd, os.fstat(self.index_fd).st_size)
-        self._open_for_locks()
-        view = memoryview(self._map)
-        self._words = view.cast("Q")
-        self._checks = view.cast("I")
-        self._rows = np.frombuffer(self._map, np.uint64, ROWS * 8, ROWS_AT).reshape(ROWS, 8)
-        self._slots = np.frombuffer(self._map, _SLOT_DTYPE, self._words[_SLOTS], SLOTS_AT)
+        self._words = memoryview(self._map).cast("Q")
+        counters = np.frombuffer(self._map, np.uint64, len(_COUNTERS) * PROCESSES, _COUNTERS_AT)
+        self._counters = counters.reshape(len(_COUNTERS), PROCESSES)
+        self._slots = np.frombuffer(self._map, _SLOT, self._words[_SLOTS], _SLOTS_AT)
         self._buckets = self._words[_SLOTS] // WAYS
-        self._thread_lock = threading.Lock()
-        self._row = -1
-        self._others = 0
-        """Accesses of all processes when they were last counted. `_own` counts those of this process since then."""
-        self._own = 0
         self._room = 0
         self._unchecked = CHECK_EVERY
         self._least = 0.0
         """Worth of the new entry for which the last search failed; 0 if it succeeded. See `SEARCH_EVERY`."""
         self._searches_saved = 0
+        self._open_for_locks()
 
     @classmethod
     def create(cls, limit: int) -> MemoryStore:
@@ -163,31 +128,30 @@ class MemoryStore:
             limit: Maximum total size of the entries, bytes.
 
         Raises:
-            OSError: There are too many open files, or the system does not support open file description locks.
+            OSError: There are too many open files, or the system does not support such files and locks.
         """
-        slots = MIN_SLOTS
-        while slots < MAX_SLOTS and slots * BYTES_PER_SLOT < limit:
-            slots *= 2
+        slots = WAYS * (min(max(MIN_SLOTS, limit // BYTES_PER_SLOT), MAX_SLOTS) // WAYS)
         files: list[int] = []
         try:
             new_file(files)
             new_file(files)
             index, data = files
-            os.ftruncate(index, SLOTS_AT + slots * SLOT_SIZE)
-            os.pwrite(index, struct.pack("<3Q", MAGIC, slots, limit), 0)
+            os.ftruncate(index, _SLOTS_AT + slots * _SLOT.itemsize)
+            os.pwrite(index, struct.pack("<5Q", slots, limit, 0, 0, PAGE), 0)
             punch(data, 0, PAGE)  # fails here if the file system does not support holes
-            return cls(files)
+            store = cls(files)
+            store.limit = limit  # fails here if it does not support the locks
         except BaseException:  # includes interrupts
             close_all(files)
             raise
+        return store
 
     def close(self) -> None:
         """Release the files. The memory is freed when all processes have done so."""
         if self.index_fd < 0:
             return
-        del self._rows, self._slots
+        del self._counters, self._slots
         self._words.release()
-        self._checks.release()
         with contextlib.suppress(BufferError):  # another thread is reading
             self._map.close()
         self.index_fd = self.data_fd = self._lock_fd = -1
@@ -195,16 +159,17 @@ class MemoryStore:
 
     def after_fork(self) -> None:
         """Create new locks in a forked process. The parent keeps its own."""
-        self._thread_lock = threading.Lock()
-        self._row = -1
-        if self._lock_fd >= 0:
-            inherited, self._lock_fd = self._files[2:], -1
+        if self.index_fd >= 0:
+            inherited = self._files[2:]
             del self._files[2:]
             close_all(inherited)
             self._open_for_locks()
 
     def _open_for_locks(self) -> None:
         """Open the index file again: locks belong to the open file description, and not to a descriptor."""
+        self._writing = threading.Lock()
+        self._counting = threading.Lock()
+        self._place = -1
         open_again(self._files, self.index_fd, os.O_RDWR)
         self._lock_fd = self._files[2]
 
@@ -219,35 +184,24 @@ class MemoryStore:
         position = self._find(key)
         if position < 0:
             return None
-        record = self._map[position : position + _FIELDS]
-        if _checksum(record) != int.from_bytes(record[_CHECK_AT:], "little"):
-            return None  # not committed yet, or being changed
-        found = self._read(position, record)
-        if found is not None:
-            self._use(position)
-        return found
-
-    def _read(self, position: int, record: bytes) -> Found | None:
-        """Return a copy of the entry of a slot, or None if the entry is dropped in the meantime."""
-        _key, offset, size, generation, meta_size, cost, _owner = _SLOT.unpack_from(record)
-        head = os.pread(self.data_fd, _STAMP.size + meta_size, offset)
-        if head[: _STAMP.size] != _STAMP.pack(generation) or not self._is_still(position, record):
-            return None
-        meta = head[_STAMP.size :]
+        record = self._map[position : position + _RECORD.size]
+        stored_key, offset, size, meta_size, cost = _RECORD.unpack(record)
+        if stored_key != key or not offset:
+            return None  # another entry has got the slot, or will have it
+        meta = os.pread(self.data_fd, meta_size, offset)
         buffers = allocate(meta)
-        whole = read_into(self.data_fd, buffers, offset + len(head), size - len(head))
-        return Found(meta, buffers, cost) if whole and self._is_still(position, record) else None
-
-    def _is_still(self, position: int, record: bytes) -> bool:
-        """Whether a slot is unchanged, so that the memory of its entry has not been freed."""
-        return self._map[position : position + _FIELDS] == record
+        whole = read_into(self.data_fd, buffers, offset + meta_size, size - meta_size)
+        if not whole or self._map[position : position + _RECORD.size] != record:
+            return None  # it was dropped in the meantime
+        self._use(position)
+        return Found(meta, buffers, cost)
 
     def _find(self, key: bytes) -> int:
         """Return the position of the slot of this key; -1 if there is none."""
-        start = SLOTS_AT + self._bucket(key) * WAYS * SLOT_SIZE
-        end = start + WAYS * SLOT_SIZE
+        start = _SLOTS_AT + self._bucket(key) * WAYS * _SLOT.itemsize
+        end = start + WAYS * _SLOT.itemsize
         position = self._map.find(key, start, end)
-        while position >= 0 and (position - start) % SLOT_SIZE:
+        while position >= 0 and ((position - start) % _SLOT.itemsize or not self._words[(position + _OFFSET_AT) // 8]):
             position = self._map.find(key, position + 1, end)
         return position
 
@@ -256,18 +210,17 @@ class MemoryStore:
 
     def _use(self, position: int) -> None:
         """Record a use of an entry, from which its age and the mean distance between two uses are computed."""
-        now = self._now()
-        word = (position + _LAST_AT) // 8
+        now, word = self._now(), (position + _LAST_AT) // 8
         distance = now - self._words[word]
         self._words[word] = now
         if distance > 0:
-            with self._thread_lock:
-                row = self._row_words()
-                self._words[row + _REUSE_SUM] += distance
-                self._words[row + _REUSES] += 1
-                if self._words[row + _REUSES] > MAX_REUSES:
-                    self._words[row + _REUSE_SUM] //= 2
-                    self._words[row + _REUSES] //= 2
+            with self._counting:
+                distances, uses = self._own_counter(_REUSE_SUM), self._own_counter(_REUSES)
+                self._words[distances] += distance
+                self._words[uses] += 1
+                if self._words[uses] > MAX_REUSES:
+                    self._words[distances] //= 2
+                    self._words[uses] //= 2
 
     # ---- counters ---------------------------------------------------------------------------------------------------
 
@@ -279,45 +232,35 @@ class MemoryStore:
             disk: Whether it came from the disk.
             saved_us: Time that computing it would have taken, us.
         """
-        with self._thread_lock:
-            row = self._row_words()
+        with self._counting:
             words = self._words
-            words[row + _ACCESSES] += 1
-            words[row + (_HITS if hit else _MISSES)] += 1
-            words[row + _SAVED] += saved_us
-            words[row + _DISK_HITS] += disk
-            self._own += 1
+            words[self._own_counter(_HITS if hit else _MISSES)] += 1
+            words[self._own_counter(_SAVED)] += saved_us
+            words[self._own_counter(_DISK_HITS)] += disk
 
     def counters(self) -> Counters:
         """Return the counters, summed over all processes."""
-        total = self._rows.sum(axis=0)
-        words = self._words
+        total, words = self._counters.sum(axis=1).tolist(), self._words
         return Counters(
-            int(total[_HITS]), int(total[_MISSES]), int(total[_DISK_HITS]), int(total[_SAVED]), words[_EVICTIONS],
-            words[_ENTRIES], words[_USED], words[_LIMIT],
+            total[_HITS], total[_MISSES], total[_DISK_HITS], total[_SAVED], words[_EVICTIONS], words[_ENTRIES],
+            words[_USED], words[_LIMIT],
         )  # fmt: skip
 
     def _now(self) -> int:
-        """Return the approximate number of accesses so far by all processes."""
-        if self._own >= CLOCK_EVERY or not self._others:
-            self._others, self._own = int(self._rows[:, _ACCESSES].sum()), 0
-        return self._others + self._own
+        """Return the number of accesses so far by all processes."""
+        return int(self._counters[: _MISSES + 1].sum())
 
     def _interval(self) -> float:
         """Return the mean number of accesses between two uses of an entry."""
-        reuses = int(self._rows[:, _REUSES].sum())
-        return int(self._rows[:, _REUSE_SUM].sum()) / reuses if reuses else float("inf")
+        reuses = int(self._counters[_REUSES].sum())
+        return int(self._counters[_REUSE_SUM].sum()) / reuses if reuses else float("inf")
 
-    def _row_words(self) -> int:
-        """Return the index of the first word of this process's row. Processes without their own row share row 0."""
-        if self._row < 0:
-            self._row = 0
-            for row in range(1, ROWS):
-                if lock(self._lock_fd, 1 + row, wait=False):
-                    self._row = row
-                    self._words[(ROWS_AT + row * ROW_SIZE) // 8 + _EPOCH] += 1
-                    break
-        return (ROWS_AT + self._row * ROW_SIZE) // 8
+    def _own_counter(self, counter: int) -> int:
+        """Return the index of the word that has a counter of this process."""
+        if self._place < 0:
+            places = range(1, PROCESSES)
+            self._place = next((n for n in places if lock(self._lock_fd, _PLACE_LOCKS + n, wait=False)), 0)
+        return _COUNTERS_AT // 8 + counter * PROCESSES + self._place
 
     # ---- writing ----------------------------------------------------------------------------------------------------
 
@@ -328,12 +271,11 @@ class MemoryStore:
 
     @limit.setter
     def limit(self, limit: int) -> None:
-        with self._locked():
+        with self._as_writer(), self._locked():
             self._words[_LIMIT] = limit
-            excess = self._words[_USED] - limit
-            if excess > 0:
-                self._drop_for(excess, float("inf"), 0)
             self._unchecked = CHECK_EVERY
+            self._drop_for(self._words[_USED] - limit, float("inf"), 0)
+            self._least = 0.0
 
     def put(self, key: bytes, entry: Entry, cost_ns: int) -> bool:
         """Add an entry, unless it is stored already or is worth less than the entries that it would replace.
@@ -349,59 +291,42 @@ class MemoryStore:
         Raises:
             OSError: The system is out of memory.
         """
-        size = _STAMP.size + entry.nbytes
-        cost = min(cost_ns // 1000, 0xFFFFFFFF)
-        with self._locked():
-            position = self._reserve(key, size, len(entry.meta), cost)
-        if position < 0:
-            return False
-        try:
-            record = self._map[position : position + _FIELDS]
-            _key, offset, _size, generation, *_rest = _SLOT.unpack_from(record)
-            write_all(self.data_fd, [_STAMP.pack(generation), entry.meta, *entry.buffers], offset)
-            self._checks[(position + _CHECK_AT) // 4] = _checksum(record)
-        except BaseException:
-            with self._locked():
-                self._drop(position)
-            raise
-        return True
-
-    def _reserve(self, key: bytes, size: int, meta_size: int, cost: int) -> int:
-        """With the lock held: reserve memory and a slot for an entry, and return the position of the slot.
-
-        Returns -1 if there is no memory or slot, or if the entry is stored already or being written.
-        """
-        words, nbytes = self._words, _padded(size)
-        row = self._row_words()
-        if self._row == 0:  # all rows are taken: no other process would notice if this one died
-            return -1
-        position = self._find(key)
-        if position >= 0 and words[(position + _GENERATION_AT) // 8]:
-            if self._is_committed(position) or self._alive(int(self._slot(position)["owner"])):
-                return -1
-            self._drop(position)
-        room = self._room_for(nbytes)
-        if nbytes > room:
-            return -1
+        nbytes, cost = _padded(entry.nbytes), min(cost_ns // 1000, 0xFFFFFFFF)
         new = float(worth(cost, nbytes, 0, 1.0))
-        needed = words[_USED] + nbytes - room
-        if needed > 0 and not self._drop_for(needed, new, words[_LIMIT] // SPARE):
-            return -1
-        position = self._free_slot(key, new)
-        if position < 0:
-            return -1
-        offset, generation = words[_CURSOR], words[_GENERATION] + 1
-        words[_CURSOR], words[_GENERATION] = offset + nbytes, generation
+        with self._as_writer():
+            with self._locked():
+                offset = 0 if self._find(key) >= 0 else self._reserve(nbytes, new)
+            if not offset:
+                return False
+            position = -1
+            try:
+                write_all(self.data_fd, [entry.meta, *entry.buffers], offset)
+                with self._locked():
+                    position = -1 if self._find(key) >= 0 else self._free_slot(key, new)
+                    if position >= 0:
+                        self._commit(position, _RECORD.pack(key, 0, entry.nbytes, len(entry.meta), cost), offset)
+            finally:
+                if position < 0:
+                    with self._locked():
+                        self._free(offset, nbytes)
+        return position >= 0
+
+    def _reserve(self, nbytes: int, new: float) -> int:
+        """With the lock held: take memory for an entry of some worth. Return its offset; 0 if there is no memory."""
+        words, room = self._words, self._room_for(nbytes)
+        if nbytes > room or not self._drop_for(words[_USED] + nbytes - room, new, words[_LIMIT] // SPARE):
+            return 0
+        offset = words[_END]
+        words[_END] = offset + nbytes
         words[_USED] += nbytes
-        words[_ENTRIES] += 1
-        epoch = words[row + _EPOCH] & ((1 << _EPOCH_BITS) - 1)
-        owner = self._row << _EPOCH_BITS | epoch
-        record = _SLOT.pack(key, offset, size, 0, meta_size, cost, owner)
-        self._map[position : position + _CHECK_AT] = record
-        self._checks[(position + _CHECK_AT) // 4] = 0
-        words[(position + _LAST_AT) // 8] = self._now()
-        words[(position + _GENERATION_AT) // 8] = generation  # the slot is taken, but not committed
-        return position
+        return offset
+
+    def _commit(self, position: int, record: bytes, offset: int) -> None:
+        """With the lock held: fill a free slot. A process that is killed before the last store leaves it free."""
+        self._map[position : position + _RECORD.size] = record
+        self._words[(position + _LAST_AT) // 8] = self._now()
+        self._words[(position + _OFFSET_AT) // 8] = offset
+        self._words[_ENTRIES] += 1
 
     def _room_for(self, nbytes: int) -> int:
         """With the lock held: return how many bytes all entries together may take."""
@@ -415,111 +340,91 @@ class MemoryStore:
         return min(self._room, self._words[_LIMIT])
 
     def _free_slot(self, key: bytes, new: float) -> int:
-        """With the lock held: return a slot for this key; -1 if there is none. May drop an entry worth less."""
+        """With the lock held: return a free slot for this key; -1 if there is none. May drop an entry worth less."""
         first = self._bucket(key) * WAYS
         slots = self._slots[first : first + WAYS]
-        free = np.flatnonzero(slots["generation"] == 0)
-        if len(free):
-            return SLOTS_AT + (first + int(free[0])) * SLOT_SIZE
-        self._drop_abandoned(first, WAYS)
-        free = np.flatnonzero(slots["generation"] == 0)
-        if not len(free):
-            worths = np.where(slots["check"] != 0, self._worths(slots), np.inf)
-            least = int(np.argmin(worths))
-            if worths[least] * MARGIN >= new:
+        number = int(np.argmin(slots["offset"]))
+        if slots["offset"][number]:
+            worths = self._worths(slots)
+            number = int(np.argmin(worths))
+            if worths[number] * MARGIN >= new:
                 return -1
-            self._drop(SLOTS_AT + (first + least) * SLOT_SIZE, evict=True)
-            free = np.array([least])
-        return SLOTS_AT + (first + int(free[0])) * SLOT_SIZE
+            self._drop(first + number)
+        return _SLOTS_AT + (first + number) * _SLOT.itemsize
 
     def _drop_for(self, needed: int, new: float, spare: int) -> bool:
         """With the lock held: drop entries that are worth less than a new one. Return False if that is not enough."""
+        if needed <= 0:
+            return True
         if new <= self._least and self._searches_saved < SEARCH_EVERY:
             self._searches_saved += 1
             return False
-        before = self._words[_USED]
-        self._drop_abandoned(0, len(self._slots))
-        needed -= before - self._words[_USED]
-        if needed <= 0:
-            return True
-        taken = np.flatnonzero((self._slots["generation"] != 0) & (self._slots["check"] != 0))
+        taken = np.flatnonzero(self._slots["offset"])
         slots = self._slots[taken]
-        worths = self._worths(slots)
-        found = victims(worths, _padded(slots["size"].astype(np.int64)), needed, spare, new)
+        found = victims(self._worths(slots), _padded(slots["size"].astype(np.int64)), needed, spare, new)
+        if not len(found) and new == float("inf"):
+            found = np.arange(len(taken))  # all: the rest of the memory is that of entries which are being written
         self._searches_saved = 0
         self._least = 0.0 if len(found) else new
         for number in taken[found]:
-            self._drop(SLOTS_AT + int(number) * SLOT_SIZE, evict=True)
+            self._drop(int(number))
         return bool(len(found))
 
     def _worths(self, slots: Any) -> Any:
         age = np.maximum(0, self._now() - slots["last"].astype(np.int64))
         return worth(slots["cost"], _padded(slots["size"].astype(np.int64)), age, self._interval())
 
-    def _drop_abandoned(self, first: int, count: int) -> None:
-        """With the lock held: drop entries whose writer has died."""
-        slots = self._slots[first : first + count]
-        for number in np.flatnonzero((slots["generation"] != 0) & (slots["check"] == 0)):
-            if not self._alive(int(slots["owner"][number])):
-                self._drop(SLOTS_AT + (first + int(number)) * SLOT_SIZE)
-
-    def _drop(self, position: int, *, evict: bool = False) -> None:
+    def _drop(self, number: int) -> None:
         """With the lock held: drop an entry, its slot first, so that no reader mistakes the hole for the entry."""
-        slot = self._slot(position)
-        if not slot["generation"]:
-            return
-        offset, nbytes = int(slot["offset"]), _padded(int(slot["size"]))
-        self._words[(position + _GENERATION_AT) // 8] = 0
-        self._map[position : position + SLOT_SIZE] = bytes(SLOT_SIZE)
+        slot = self._slots[number]
+        offset, size = int(slot["offset"]), int(slot["size"])
+        slot["offset"] = 0
+        self._words[_ENTRIES] -= 1
+        self._words[_EVICTIONS] += 1
+        self._free(offset, _padded(size))
+
+    def _free(self, offset: int, nbytes: int) -> None:
+        """With the lock held: free memory that no slot refers to."""
         punch(self.data_fd, offset, nbytes)
         self._words[_USED] -= nbytes
-        self._words[_ENTRIES] -= 1
-        self._words[_EVICTIONS] += evict
-
-    def _slot(self, position: int) -> Any:
-        return self._slots[(position - SLOTS_AT) // SLOT_SIZE]
-
-    def _is_committed(self, position: int) -> bool:
-        return bool(self._slot(position)["check"])
 
     # ---- locks ------------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Hold the lock of the index. Repair the index first if a process died while it held the lock."""
-        with self._thread_lock:
-            try:  # an interrupt may come as soon as the lock is held
-                lock(self._lock_fd, 0, wait=True)
-                if self._words[_DIRTY]:
-                    self._repair()
-                self._words[_DIRTY] = 1
+    def _as_writer(self) -> Iterator[None]:
+        """Be counted as a writer. Repair first what a writer has left that died."""
+        with self._writing:
+            try:  # an interrupt may come as soon as a lock is held
+                lock(self._lock_fd, _WRITERS_LOCK, shared=True)
+                with self._locked():
+                    if self._words[_WRITERS] and lock(self._lock_fd, _WRITERS_LOCK, wait=False):
+                        self._repair()
+                    self._words[_WRITERS] += 1
                 yield
-                self._words[_DIRTY] = 0
+                with self._locked():
+                    self._words[_WRITERS] -= 1
             finally:
-                unlock(self._lock_fd, 0)
+                unlock(self._lock_fd, _WRITERS_LOCK)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the lock of the index."""
+        try:
+            lock(self._lock_fd, _INDEX_LOCK)
+            yield
+        finally:
+            unlock(self._lock_fd, _INDEX_LOCK)
 
     def _repair(self) -> None:
-        """With the lock held: recount entries and memory, and free memory that no slot refers to."""
-        words, slots = self._words, self._slots
-        taken = slots[slots["generation"] != 0]
+        """With both locks held, by the only writer: recount, and free memory that no slot refers to."""
+        words, taken = self._words, self._slots[self._slots["offset"] != 0]
         taken = taken[np.argsort(taken["offset"])]
         starts = taken["offset"].astype(np.int64)
         ends = starts + _padded(taken["size"].astype(np.int64))
-        words[_CURSOR] = max(words[_CURSOR], int(ends.max(initial=0)))
-        words[_GENERATION] = max(words[_GENERATION], int(taken["generation"].max(initial=0))) + 1
-        words[_USED], words[_ENTRIES] = int((ends - starts).sum()), len(taken)
-        for begin, end in zip([0, *ends.tolist()], [*starts.tolist(), words[_CURSOR]], strict=True):
+        for begin, end in zip([0, *ends.tolist()], [*starts.tolist(), words[_END]], strict=True):
             if end > begin:
                 punch(self.data_fd, begin, end - begin)
-
-    def _alive(self, owner: int) -> bool:
-        """Whether the owner of a slot (a row and its epoch) still runs: it holds the lock on its row."""
-        row, epoch = owner >> _EPOCH_BITS, owner & ((1 << _EPOCH_BITS) - 1)
-        if int(self._rows[row, _EPOCH]) & ((1 << _EPOCH_BITS) - 1) != epoch:
-            return False
-        if row == self._row:
-            return True
-        return is_locked(self._lock_fd, 1 + row)
+        words[_USED], words[_ENTRIES], words[_WRITERS] = int((ends - starts).sum()), len(taken), 0
 
     # ---- options ----------------------------------------------------------------------------------------------------
 
@@ -541,13 +446,9 @@ class MemoryStore:
 
     @property
     def config_version(self) -> int:
-        """A number that changes whenever `config` changes."""
+        """A number that changes whenever `config` is set."""
         return self._words[_CONFIG]
 
 
 def _padded(size: Any) -> Any:
     return -(-size // PAGE) * PAGE
-
-
-def _checksum(record: bytes) -> int:
-    return zlib.crc32(record[:_CHECK_AT]) or 1

@@ -1,8 +1,7 @@
 """The sample cache of this process, and how its workers share it.
 
     notebook: first use, or first worker -> SampleCache: memory (shared), and a folder on disk if one is configured
-    worker:   share() -> descriptors sent with its first message -> install()
-              options_without_memory() -> install_options(), where processes share a folder only
+    worker:   share() -> options, and descriptors of the memory, sent with its first message -> install()
 
 There is one cache per notebook: any number of loaders and functions share it. It exists as long as there is a cached
 function.
@@ -99,55 +98,43 @@ def _remove_user() -> None:
     cache.close()
 
 
-class CacheFiles(NamedTuple):
-    """The descriptors of the files of a `MemoryStore`."""
+class SharedCache(NamedTuple):
+    """What a worker needs to use the cache of the notebook's process."""
 
-    index_fd: int
-    data_fd: int
+    options: bytes
+    """The options; empty if the memory has them."""
+    files: tuple[int, ...]
+    """The descriptors of the files of the `MemoryStore`; none if processes share a folder only."""
 
 
-def share() -> CacheFiles | None:
-    """Return the descriptors that a worker needs, which stay open while there is a cache.
+def share() -> SharedCache | None:
+    """Return what the next worker needs; None if no function is cached. Creates the cache if there is none yet.
 
-    Empty if no function is cached, or if there is no shared memory.
+    The descriptors stay open while there is a cache.
     """
     if not (_users or _is_worker):
         return None
-    memory = current().memory
-    return None if memory is None else CacheFiles(memory.index_fd, memory.data_fd)
+    cache = current()
+    if cache.memory is None:
+        return SharedCache(cache.options.to_bytes(), ())
+    return SharedCache(b"", (cache.memory.index_fd, cache.memory.data_fd))
 
 
-def options_without_memory() -> bytes:
-    """Return what a worker needs if there is no shared memory; empty if there is, or if no function is cached."""
-    return current().options_without_memory if _users or _is_worker else b""
-
-
-def install_options(options: bytes) -> None:
-    """In a worker: use the folder of the notebook's process.
-
-    Args:
-        options: What `options_without_memory` returned in the notebook's process.
-    """
-    global _cache, _is_worker  # noqa: PLW0603 - one per process
-    with _lock:
-        _is_worker = True
-        _cache = SampleCache(None, CacheOptions.from_bytes(options))
-
-
-def install(files: CacheFiles) -> None:
+def install(shared: SharedCache) -> None:
     """In a worker: use the cache of the notebook's process.
 
     Args:
-        files: What `share` returned in the notebook's process. The cache owns these descriptors.
+        shared: What `share` returned in the notebook's process. The cache owns these descriptors.
     """
     global _cache, _is_worker  # noqa: PLW0603 - one per process
     with _lock:
         _is_worker = True
+        memory = None
         try:
-            _cache = SampleCache(MemoryStore([*files]), CacheOptions())
+            memory = MemoryStore([*shared.files]) if shared.files else None
         except OSError:
             log.warning("this worker has no cache of samples", exc_info=True)
-            _cache = SampleCache(None, CacheOptions())
+        _cache = SampleCache(memory, CacheOptions.from_bytes(shared.options))
 
 
 def gauge() -> CacheGauge | None:

@@ -13,8 +13,8 @@ from nbloader._platform import HAS_FILE_LOCKS, available_memory
 from nbloader._util.signals import raised_by_handler
 from nbloader._util.user_warning import warn
 from nbloader.cache.disk_store import DamagedError, DiskStore
-from nbloader.cache.entry import Entry, decode, encode
-from nbloader.cache.memory_store import Found, MemoryStore
+from nbloader.cache.entry import Entry, Found, decode, encode
+from nbloader.cache.memory_store import MemoryStore
 from nbloader.events.gauges import CacheGauge
 
 log = logging.getLogger(__name__)
@@ -86,7 +86,8 @@ class SampleCache:
         self._disk_writable = True
         self._warned: set[Any] = set()
         self._version = -1
-        self._options = options
+        self.options = options
+        """The options; those in the memory count, if there is one."""
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         if memory is None:
             self._open_disk(options)
@@ -111,16 +112,11 @@ class SampleCache:
     def configure(self, options: CacheOptions) -> None:
         """Change the options, in all processes; without memory, in this one and in workers that start later."""
         if self.memory is None:
-            self._options = self._with_folder(options)
-            self._open_disk(self._options)
+            self.options = self._with_folder(options)
+            self._open_disk(self.options)
             return
         self.memory.limit = _limit(options, used=self.memory.counters().nbytes)
         self.memory.config = options.to_bytes()
-
-    @property
-    def options_without_memory(self) -> bytes:
-        """The options for other processes, as bytes. Empty if the processes share memory, which holds the options."""
-        return b"" if self.memory is not None else self._options.to_bytes()
 
     def _with_folder(self, options: CacheOptions) -> CacheOptions:
         """Replace the memory by a temporary folder, unless a folder is configured. Its files stay in memory, mostly."""

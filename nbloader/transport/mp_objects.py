@@ -19,11 +19,14 @@ import threading
 import weakref
 from collections.abc import Callable
 from multiprocessing import context, reduction
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nbloader._platform.descriptors import close_all, open_into
 from nbloader.batch.pickling import Pickler, is_plain
 from nbloader.shm.dataset_store import SHARE_FROM
+
+if TYPE_CHECKING:
+    from nbloader.cache.process_cache import SharedCache
 
 log = logging.getLogger(__name__)
 
@@ -202,10 +205,8 @@ class InheritedState(NamedTuple):
     tracker, that would delete shared memory that the worker has opened when the worker ends."""
     authkey: bytes
     """The key with which processes of this program authenticate themselves: to managers, and to receive tensors."""
-    cached: bool
-    """Whether the two descriptors before that one are those of the sample cache."""
-    cache_options: bytes
-    """The options of a sample cache without memory; empty if there is none."""
+    cache: SharedCache | None
+    """The sample cache; None if there is none. Its descriptors come before that one, under other numbers."""
 
     @classmethod
     def of_this_process(cls, spawning: Spawning) -> tuple[InheritedState, list[int]]:
@@ -215,10 +216,8 @@ class InheritedState(NamedTuple):
         from nbloader.cache import process_cache  # workers without a cache do without it
 
         cache = process_cache.share()
-        fds = [*spawning.fds, *(cache or ()), *([] if fd is None else [fd])]
-        authkey = bytes(multiprocessing.current_process().authkey)
-        options = process_cache.options_without_memory()
-        return cls(len(fds), fd is not None, authkey, cache is not None, options), fds
+        fds = [*spawning.fds, *(cache.files if cache else ()), *([] if fd is None else [fd])]
+        return cls(len(fds), fd is not None, bytes(multiprocessing.current_process().authkey), cache), fds
 
     def install(self, fds: list[int]) -> None:
         """In a worker: install the state in this process.
@@ -230,15 +229,12 @@ class InheritedState(NamedTuple):
             from multiprocessing import resource_tracker
 
             resource_tracker._resource_tracker._fd = fds.pop()  # type: ignore[attr-defined]
-        if self.cached:
+        if self.cache is not None:
             from nbloader.cache import process_cache
 
-            data, index = fds.pop(), fds.pop()
-            process_cache.install(process_cache.CacheFiles(index, data))
-        elif self.cache_options:
-            from nbloader.cache import process_cache
-
-            process_cache.install_options(self.cache_options)
+            first = len(fds) - len(self.cache.files)
+            process_cache.install(self.cache._replace(files=tuple(fds[first:])))
+            del fds[first:]
         multiprocessing.current_process().authkey = self.authkey
         _received[:] = fds
 
