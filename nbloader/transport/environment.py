@@ -193,9 +193,19 @@ def _set_flag(flag: Global, value: Any) -> None:
     setattr(sys.modules[flag.module], flag.name, value)
 
 
+def _entries() -> list[Any]:
+    """Return the list of the filters in effect.
+
+    It is `warnings.filters`, except within `warnings.catch_warnings` in a Python without the GIL, where a thread or a
+    task has filters of its own (`sys.flags.context_aware_warnings`, since Python 3.14).
+    """
+    entries: list[Any] = getattr(warnings, "_get_filters", lambda: warnings.filters)()
+    return entries
+
+
 def _filters() -> list[Filter]:
     found = []
-    for entry in list(warnings.filters):
+    for entry in list(_entries()):
         action, message, category, module, _line = entry
         if action != "error":
             found.append(_described(entry))
@@ -224,17 +234,18 @@ def _install_filters(filters: tuple[Filter, ...]) -> None:
 
     Existing entries are reused.
     """
+    entries = _entries()
     if not _own_filters:
-        _own_filters.extend(warnings.filters)
-    known = {_described(entry): entry for entry in (*_own_filters, *warnings.filters)}
+        _own_filters.extend(entries)
+    known = {_described(entry): entry for entry in (*_own_filters, *entries)}
     warnings.resetwarnings()
     for wanted in filters:
         if wanted in known:
-            warnings.filters.append(known[wanted])  # type: ignore[attr-defined]
+            entries.append(known[wanted])
             continue
         category = getattr(sys.modules.get(wanted.category.module), wanted.category.name, None)
         if category is not None:
             message = _Expression(wanted.message, re.IGNORECASE) if wanted.message else None
             module = _Expression(wanted.module) if wanted.module else None
-            warnings.filters.append((wanted.action, message, category, module, wanted.line))  # type: ignore[attr-defined]
-    warnings.filters.extend([entry for entry in _own_filters if _described(entry) not in filters])  # type: ignore[attr-defined]
+            entries.append((wanted.action, message, category, module, wanted.line))
+    entries.extend([entry for entry in _own_filters if _described(entry) not in filters])
