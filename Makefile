@@ -3,6 +3,8 @@
 # make check           lint, type check, import contracts and the unit tests: under a minute on two cores
 # make test            everything: lint, the documentation, all tests, the notebooks, the browser tests
 # make test-portable   the tests of loading, faults, resuming, threads and start-up with what macOS and Windows use
+# make pythons         the tests of the loader with another Python or torch, in an environment of its own below
+#                      .venv/pythons (PYTHON=python3.14 TORCH=2.14.1)
 # make docs            build the documentation into build/site; warnings and broken links are errors
 # make lint            ruff, mypy and the import contracts
 # make bench           benchmark against torch, in under ten minutes (ROWS=tiny,large selects rows; ROWS=startup
@@ -29,7 +31,7 @@
 #                      environment
 # make clean           remove .venv, caches and build outputs
 #
-# All targets use .venv, which is created with PYTHON (3.10 or newer) when it does not exist.
+# All other targets use .venv, which is created with PYTHON (3.10 or newer) when it does not exist.
 
 PYTHON  ?= python3
 HOST    ?= 127.0.0.1
@@ -43,6 +45,7 @@ TIMES   ?= 50
 ONLY    ?=
 SEEDS   ?=
 SIZES   ?=
+TORCH   ?= $(shell sed -n 's/^torch==//p' constraints.txt)
 
 VENV := .venv
 PY   := $(VENV)/bin/python
@@ -52,8 +55,16 @@ MADE := $(VENV)/.made
 # The tests start hundreds of processes that import the package: let Python cache the bytecode, as pip does.
 unexport PYTHONDONTWRITEBYTECODE
 
+define CHECK_PYTHON
+command -v $(PYTHON) >/dev/null || { \
+	    echo "There is no $(PYTHON) here. Install Python 3.10 or newer, or name one: make PYTHON=python3.12" >&2; exit 1; }; \
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	    echo "nbloader needs Python 3.10 or newer, and $(PYTHON) is $$($(PYTHON) --version 2>&1)." \
+	         "Name another one: make PYTHON=python3.12" >&2; exit 1; }
+endef
+
 .DELETE_ON_ERROR:
-.PHONY: demo demo-cluster check test test-portable lint docs release-check bench bench-gpu bench-ray soak fuzz forks soak-dashboard soak-explorer front-ends faults bench-diagnosis clean
+.PHONY: demo demo-cluster check test test-portable pythons lint docs release-check bench bench-gpu bench-ray soak fuzz forks soak-dashboard soak-explorer front-ends faults bench-diagnosis clean
 
 demo: NOTEBOOK := 01_quickstart
 demo: $(MADE)-demo
@@ -76,6 +87,24 @@ test: lint $(MADE)-docs $(KERNELS:%=$(VENV)/kernels/ipykernel-%/.made)
 # `make test`.
 test-portable: $(MADE)-test
 	NBLOADER_PLATFORM=portable $(PY) -m pytest -q -m portable $$(grep -l mark.portable tests/test_*.py)
+
+# What depends on the versions of Python and torch: loading, faults, resuming, threads, start-up, transport, the cache.
+LOADER_TESTS := loader iterable collate chunks rows serialize path determinism samplers config \
+    faults fault_stages on_error timeouts silent_faults leaving closing signals debug stacks hot_lines \
+    resume saved_states replay \
+    threads free_threading local_engine seeders async \
+    zygote environment worker_kinds worker_parts fetcher platform \
+    channel shm share shared memory transfer torch_backend \
+    cached cached_contract cache_store
+
+# The environment is named after what it has, such as 3.14t-torch-2.14.1.
+VERSION := import sys; print("%d.%d" % sys.version_info[:2] + sys.abiflags)
+pythons: ENV = $(VENV)/pythons/$(shell $(PYTHON) -c '$(VERSION)' 2>/dev/null)-torch-$(TORCH)
+pythons:
+	@$(CHECK_PYTHON)
+	@$(MAKE) --no-print-directory $(ENV)/.made
+	$(ENV)/bin/python -m pip --disable-pip-version-check list
+	$(ENV)/bin/python -m pytest $(LOADER_TESTS:%=tests/test_%.py)
 
 check: lint
 	$(PY) -m pytest -q -m 'unit and not slow' tests
@@ -147,11 +176,7 @@ clean:
 # Each installation step leaves a marker file when it succeeds; an interrupted step runs again.
 
 $(MADE):
-	@command -v $(PYTHON) >/dev/null || { \
-	    echo "There is no $(PYTHON) here. Install Python 3.10 or newer, or name one: make PYTHON=python3.12" >&2; exit 1; }
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
-	    echo "nbloader needs Python 3.10 or newer, and $(PYTHON) is $$($(PYTHON) --version 2>&1)." \
-	         "Name another one: make PYTHON=python3.12" >&2; exit 1; }
+	@$(CHECK_PYTHON)
 	$(PYTHON) -m venv $(VENV)
 	touch $@
 
@@ -181,6 +206,14 @@ $(MADE)-release: $(MADE) pyproject.toml constraints.txt
 $(VENV)/kernels/ipykernel-%/.made: $(MADE)-test
 	rm -rf $(@D)
 	$(PIP) install --quiet --no-deps --target $(@D) 'ipykernel==$*.*'
+	touch $@
+
+# Without constraints.txt, so that the newest versions of all packages but torch are tested.
+$(VENV)/pythons/%/.made: pyproject.toml
+	rm -rf $(@D)
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip --disable-pip-version-check --no-input install --quiet \
+	    'torch==$(TORCH)' --editable '.[loader-tests]'
 	touch $@
 
 # Other loaders for `make bench PEERS=...`, each in its own environment.

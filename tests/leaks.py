@@ -9,7 +9,7 @@ import pathlib
 import threading
 import time
 from dataclasses import dataclass
-from multiprocessing import resource_tracker
+from multiprocessing import forkserver, resource_tracker
 
 import psutil
 
@@ -80,9 +80,13 @@ def left_behind(before: Belongings, grace: float) -> Belongings:
 
 
 def kept_pids() -> set[int]:
-    """Processes that live as long as this one: the standard library's resource tracker."""
+    """Processes that live as long as this one: the standard library's resource tracker and its fork server.
+
+    Since Python 3.14, torch's workers come from the fork server.
+    """
     tracker = getattr(resource_tracker._resource_tracker, "_pid", None)
-    return {tracker} if tracker is not None else set()
+    server = getattr(forkserver._forkserver, "_forkserver_pid", None)
+    return {tracker, server} - {None}
 
 
 def _descendants(settled: dict[int, psutil.Process]) -> dict[int, psutil.Process]:

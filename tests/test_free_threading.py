@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
 import sys
+import sysconfig
 import threading
 import time
 
@@ -14,10 +16,24 @@ from nbloader import DataLoader, get_worker_info
 from nbloader._util import rng
 
 pytestmark = pytest.mark.skipif(
-    getattr(sys, "_is_gil_enabled", lambda: True)(),
+    not sysconfig.get_config_var("Py_GIL_DISABLED"),
     reason="this interpreter has the GIL: run it with a free-threaded build of Python 3.13 or newer",
 )
 PATIENCE = 60.0
+
+
+def test_no_module_that_the_loader_imports_turns_the_gil_on():
+    """Python does so, with a warning, when it imports an extension module that is not made for free threading."""
+    code = """
+import sys, torch
+from nbloader import DataLoader
+for options in {"workers": "thread"}, {"workers": "process"}:
+    with DataLoader(torch.arange(6), 2, num_workers=2, **options) as loader:
+        assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4, 5]]
+print(sys._is_gil_enabled())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("False\n", "")
 
 
 class Meets:

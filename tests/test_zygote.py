@@ -75,7 +75,7 @@ def square(x: torch.Tensor) -> torch.Tensor:
     return x * x
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
 def test_what_cannot_be_pickled_is_inherited(tmp_path):
     database = sqlite3.connect(tmp_path / "data.db", check_same_thread=False)
     database.execute("CREATE TABLE squares (i, square)")
@@ -775,12 +775,20 @@ def test_a_lock_that_is_needed_before_the_first_batch(guarded, capsys):
         assert_heals(loader, capsys)
 
 
+def begin_at(number):
+    threading.current_thread().number = number
+
+
+def next_number(step):
+    return threading.current_thread().number + step
+
+
 class ReadsWithThreads(light.Numbers):
     def __init__(self, n):
-        super().__init__(n, pool=ThreadPoolExecutor(1))
+        super().__init__(n, pool=ThreadPoolExecutor(1, initializer=begin_at, initargs=(0,)))
 
     def __getitem__(self, i):
-        return sum(self.pool.map(int, [i, 0]))
+        return self.pool.submit(next_number, i).result()
 
 
 @pytest.mark.slow

@@ -156,9 +156,19 @@ def _set_flag(flag: Global, value: Any) -> None:
     setattr(sys.modules[flag.module], flag.name, value)
 
 
+def _entries() -> list[Any]:
+    """Return the list of the filters in effect.
+
+    It is `warnings.filters`, except within `warnings.catch_warnings` in a Python without the GIL, where a thread or a
+    task has filters of its own (`sys.flags.context_aware_warnings`, since Python 3.14).
+    """
+    entries: list[Any] = getattr(warnings, "_get_filters", lambda: warnings.filters)()
+    return entries
+
+
 def _filters() -> list[Filter]:
     found = []
-    for action, message, category, module, line in list(warnings.filters):
+    for action, message, category, module, line in list(_entries()):
         if action != "error":
             where = Global(category.__module__, getattr(category, "__qualname__", ""))
             found.append(Filter(action, _pattern(message), where, _pattern(module), line))
@@ -173,11 +183,11 @@ def _pattern(expression: Any) -> str:
 
 def _install_filters(filters: tuple[Filter, ...]) -> None:
     """Install the filters, followed by those that this interpreter has."""
-    own = list(warnings.filters)
+    own = list(_entries())
     warnings.resetwarnings()
     for wanted in filters:
         category = getattr(sys.modules.get(wanted.category.module), wanted.category.name, None)
         if category is not None:
             action: Any = wanted.action
             warnings.filterwarnings(action, wanted.message, category, wanted.module, wanted.line, append=True)
-    warnings.filters.extend(own)  # type: ignore[attr-defined]
+    _entries().extend(own)

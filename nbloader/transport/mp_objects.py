@@ -58,7 +58,7 @@ def _reduce_executor(obj: Any) -> tuple[Any, ...] | None:
     """Reduce an executor, or an event loop that is not running, to a new one; return None for any other object."""
     futures = sys.modules.get("concurrent.futures.thread")
     if futures is not None and type(obj) is futures.ThreadPoolExecutor:
-        return type(obj), (obj._max_workers, "", obj._initializer, obj._initargs)
+        return type(obj), (obj._max_workers, "", *_initializer(obj))
     futures = sys.modules.get("concurrent.futures.process")
     if futures is not None and type(obj) is futures.ProcessPoolExecutor:
         return type(obj), (obj._max_workers,)
@@ -66,6 +66,14 @@ def _reduce_executor(obj: Any) -> tuple[Any, ...] | None:
     if asyncio is not None and isinstance(obj, asyncio.AbstractEventLoop) and not obj.is_running():
         return asyncio.new_event_loop, ()
     return None
+
+
+def _initializer(executor: Any) -> tuple[Any, Any]:
+    """Return the initializer of the threads of a pool, and its arguments."""
+    if not hasattr(executor, "_create_worker_context"):  # before Python 3.14
+        return executor._initializer, executor._initargs
+    context = executor._create_worker_context()
+    return context.initializer, context.initargs
 
 
 class InheritedFd:
