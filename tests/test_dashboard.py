@@ -487,7 +487,7 @@ def test_each_rate_and_share_states_its_span_and_there_is_one_share_of_waiting()
         assert sum("%" in tile["value"] + tile["note"] for tile in found.values()) == 1
     assert tiles(stalled=6.0)["Time left"]["value"] == "stalled"
     notes = [tiles(waiting=wait, waiting_for=3)["Loop waiting, last 4.2 s"]["note"] for wait in (0.1, 0.4)]
-    assert notes == ["", "now for batch 3: 400 ms"]
+    assert notes == ["", "now for batch 3: 0.4 s"]
 
 
 def test_a_stuck_worker_is_named() -> None:

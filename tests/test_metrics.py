@@ -830,8 +830,8 @@ def test_verdict_after_a_tiny_epoch_names_no_cause():
     assert verdict(stats, gauges(now, state="idle")) == (
         "idle",
         (
-            "Epoch 0 ended with an error after 2 of 100 batches in 20.0 ms (sample 7: ValueError: bad sample); the "
-            "loop waited 0 % of the time. These are too few batches to tell why."
+            "Epoch 0 ended with an error after 2 of 100 batches in 20.0 ms (sample 7 of batch 2: ValueError: bad "
+            "sample); the loop waited 0 % of the time. These are too few batches to tell why."
         ),
     )
 
@@ -1188,7 +1188,7 @@ def test_a_batch_of_an_earlier_iterator_is_not_what_a_new_one_starts_with():
     stats.update(EpochStarted(now, 1, 20, 2))
     old = gauge(0, state="fetching", batch=7, since=now - 5 * S, left=True), gauge(1)
     _cause, text = verdict(stats, gauges(now + 19 * MS, *old, epoch=1, waiting_since=now, waiting_for=0))
-    assert text == "Starting up for 19.0 ms: no batch yet."
+    assert text == "Starting up for < 0.1 s: no batch yet."
 
 
 def test_the_verdict_about_an_epoch_that_has_ended_does_not_change():

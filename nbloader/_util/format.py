@@ -53,11 +53,14 @@ def duration(seconds: float) -> str:
 
 
 def age(seconds: float) -> str:
-    """Format how long something has lasted so far: as a duration, from two seconds on in whole seconds.
+    """Format how long something has lasted so far: in tenths of a second, from two seconds on in whole seconds.
 
-    Ages that are shown side by side agree then, and change no more often than once a second.
+    It is rounded down. Ages that are shown side by side agree, and change no more often than a person can read.
     """
-    return duration(seconds) if seconds < WHOLE_SECONDS or seconds >= _LONG else f"{int(seconds)} s"
+    tenths, whole = int(round(10 * seconds, 6)), int(seconds)
+    if seconds < WHOLE_SECONDS:
+        return f"{tenths / 10:.1f} s" if tenths else "< 0.1 s"
+    return f"{whole} s" if whole < _LONG else duration(whole)
 
 
 def megabytes(count: float) -> str:
