@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 CLIP = 200
@@ -74,6 +75,18 @@ def plural(count: int, noun: str) -> str:
     if count == 1:
         return f"{count:,} {noun}"
     return f"{count:,} {noun}{'es' if noun.endswith(('ch', 's')) else 's'}"
+
+
+def text_table(rows: Sequence[Sequence[str]], left: tuple[int, ...]) -> str:
+    """Format rows as aligned columns. Columns whose index is in `left` are left-aligned, the others right-aligned."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if i in left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    )
 
 
 def clean(value: Any, limit: int = CLIP) -> str:
