@@ -67,7 +67,7 @@ def by_settings(s: Snapshot) -> bool:
     They cannot beside a state ("paused", "starting"), a worker to restart, a loop that waits for a batch that hangs, or
     a cause that no setting removes.
     """
-    limits = {known.value for known in Cause} - {known.value for known in NOT_BY_SETTINGS}
+    limits = {known.value for known in Cause} - {known.value for known in NOT_BY_SETTINGS} - {Cause.SLOW_WORKER.value}
     return s.cause in limits and not s.restart and s.stalled is None
 
 
