@@ -13,7 +13,7 @@ from test_agreement import looks, runs
 from test_metrics import MS, START, S, gauge, gauges, loop, new_stats, pair
 
 from nbloader import DataLoader
-from nbloader._util.format import age, plural
+from nbloader._util.format import age, duration, percent, plural
 from nbloader.dashboard.panels.base import Frame
 from nbloader.dashboard.panels.controls import Controls
 from nbloader.dashboard.panels.path import describe
@@ -43,7 +43,8 @@ pytestmark = pytest.mark.unit
 
 BUSY = {"state": "fetching", "sample": 7}
 ADVICE = re.compile(
-    r"restart(?!s)|stuck|usually takes|use more|use a larger|delays the loop|is the bottleneck|starved|full:", re.IGNORECASE
+    r"restart(?!s)|stuck|usually takes|use more|use a larger|delays the loop|is the bottleneck|starved|full:",
+    re.IGNORECASE,
 )
 
 
@@ -265,7 +266,7 @@ def test_the_prefetch_slider_and_the_workers_slider_make_the_window(workers: int
     s = dataclasses.replace(hang(first=False, lasts=0.1, late=0.0), window=workers * ahead)
     payload = Controls().payload(Frame(s, num_workers=workers, prefetch_factor=2))
     assert payload["workers"] * payload["prefetch"] == s.window
-    assert f"window of {s.window}" in " ".join(texts(s))
+    assert f"window {s.window}" in " ".join(texts(s))
 
 
 @settings(max_examples=60, deadline=None)
@@ -282,10 +283,22 @@ def test_the_text_form_has_the_figures_of_the_tiles(run: Any, moments: list[floa
         assert rate.startswith(expected)
         assert found["Loop waiting"]["value"] in waits
         assert s.stalled is not None or render.span(s) in rate
+        for produced in re.findall(r"produces? ([\d.,]+) batches/s", s.verdict):
+            assert throughput["value"] == produced, s.verdict
         assert found["Loop waiting"]["label"].endswith(render.span(s))
         time = found.get("Time left", found.get("Epoch duration"))
         assert time is not None
         assert time["value"] == "\N{EN DASH}" or time["value"] in text
+
+
+@settings(max_examples=60, deadline=None)
+@given(runs, st.lists(st.floats(0.05, 0.99), min_size=2, max_size=8))
+def test_what_is_said_of_the_epoch_has_the_numbers_of_the_snapshot(run: Any, moments: list[float]):
+    for s in looks(run, moments):
+        waited = re.search(r"waited (.*?) of the epoch's (.*?)[,;.] ", f"{s.epoch_verdict.evidence} ")
+        if waited is not None and s.epoch_verdict.cause != "interpreter_lock":
+            assert waited[1] == percent(s.wait_share_epoch)
+            assert waited[2] == duration(s.elapsed)
 
 
 # ---- an epoch that has ended

@@ -132,7 +132,7 @@ def _workers(e: Evidence) -> str:
     """How fast the workers are, and how fast the loop could consume batches."""
     own = _own_ms(e)
     could = number(1e3 / own) if own > _MIN_STEP_MS else "over 10,000"
-    rate = number(e.batches / e.seconds) if e.seconds else "0"
+    rate = number(e.rate if e.rate is not None else e.batches / e.seconds if e.seconds else 0.0)
     one = e.workers == 1
     return (
         f"{'The worker is' if one else 'Workers are'} the bottleneck: {_waits(e)}; {plural(e.workers, 'worker')} "

@@ -52,7 +52,7 @@ from nbloader.metrics.rates import (
     without_progress,
 )
 from nbloader.metrics.snapshot import Point, SlowSample, Snapshot, Verdict, WorkerStats
-from nbloader.metrics.span import EpochSample, SpanOptions, measure, thin_out
+from nbloader.metrics.span import EpochSample, SpanOptions, continued, measure, thin_out
 from nbloader.metrics.stage_times import (
     SLOWEST,
     cpu_share,
@@ -635,6 +635,7 @@ class Aggregator:
             seconds=rates.seconds,
             wait_share=rates.wait_share,
             batches=rates.count,
+            rate=rates.batches,
             workers=len(alive),
             place=self._where(g),
             cores=self.cores,
@@ -652,10 +653,15 @@ class Aggregator:
     def _epoch_evidence(
         self, g: Gauges, s: Snapshot, usage: Usage | None, stop: LoopStopped | None, *, live: bool
     ) -> Evidence:
-        if self._measured is not None and (g.now - self._measured[0] < JUDGE_NS if live else self._final):
-            return self._measured[1]  # the verdict about an epoch that has ended does not change any more
-        sample = self._sample
         end = self._end(g, stop)
+        seconds = self._pauses.active(self._began, end) / 1e9 if self._epoch >= 0 else 0.0
+        if self._measured is not None:
+            at, before = self._measured
+            if not live and self._final:
+                return before  # the verdict about an epoch that has ended does not change any more
+            if live and g.now - at < JUDGE_NS:
+                return continued(before, seconds=seconds, wait_share=s.wait_share_epoch, batches=s.batches_done)
+        sample = self._sample
         waited = waiting(g, self._pauses, g.now) if live else 0
         if stop is not None:
             waited = self._pauses.active(self._stop_asked, stop.time)
@@ -663,7 +669,7 @@ class Aggregator:
         first = self._first_batch(g)
         options = SpanOptions(
             span="epoch",
-            seconds=self._pauses.active(self._began, end) / 1e9 if self._epoch >= 0 else 0.0,
+            seconds=seconds,
             wait_share=s.wait_share_epoch,
             batches=s.batches_done,
             workers=len(alive),

@@ -89,6 +89,8 @@ class Evidence:
     """Length of the span, without pauses."""
     batches: int = 0
     """Number of batches delivered in the span."""
+    rate: float | None = None
+    """Batches per second over the span, as the snapshot shows it; None if it is `batches / seconds`."""
     cores: int = 1
     """Number of CPU cores that workers on this machine may use."""
     workers: int = 1

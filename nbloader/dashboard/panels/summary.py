@@ -147,7 +147,7 @@ def _ahead(s: Snapshot) -> dict[str, Any]:
     if not s.workers:
         took = sum(stage.mean for stage in s.stages if stage.name in ("fetch", "collate"))
         return _tile("Time per batch", duration(took / 1e3) if took else NONE, "", "mean of the last 200")
-    note = f"{s.reordering} reordering · {s.ready} ready · window of {s.window}"
+    note = f"{s.reordering} reordering · {s.ready} ready · window {s.window}"
     return _tile("In flight", str(s.in_flight), "batch" if s.in_flight == 1 else "batches", note)
 
 
