@@ -1,5 +1,7 @@
 // The top of the dashboard: the verdict, the progress of the epoch, four figures, and the cache of samples.
 
+const SPOKEN = 5000;  // ms for which a screen reader finds the sentence that it has spoken
+
 const COMPACT = "nbloader-compact";
 
 const STATES = {
@@ -87,7 +89,7 @@ export function create(el, api) {
   };
   const tiles = make("div", "nbl-tiles", el);
   const cache = make("p", "nbl-note", el);
-  let topic = null;
+  let topic = null, silence = null;
   let compact = false;
   try {
     compact = sessionStorage.getItem(COMPACT) === "1";
@@ -112,7 +114,11 @@ export function create(el, api) {
 
   return {
     update(data) {
-      if (data.topic !== topic) write(spoken, data.verdict);
+      if (data.topic !== topic) {
+        write(spoken, data.verdict);
+        clearTimeout(silence);  // its numbers are those of this moment: it must not be found later
+        silence = setTimeout(() => write(spoken, ""), SPOKEN);
+      }
       topic = data.topic;
       write(verdict, data.verdict);
       verdict.title = data.verdict;
@@ -127,6 +133,9 @@ export function create(el, api) {
       data.tiles.forEach(drawTile);
       write(cache, data.cache && `Cache: ${data.cache}`);
       cache.hidden = !data.cache;
+    },
+    remove() {
+      clearTimeout(silence);
     },
   };
 }
