@@ -82,8 +82,8 @@ def test_a_moment_between_two_batches_of_a_loop_that_hardly_waits_is_no_alarm():
     moment = snapshot(waiting=0.01, waiting_for=5, window=6, wait_share=0.04)
     moment = dataclasses.replace(moment, workers=tuple(dataclasses.replace(w, batch=None) for w in moment.workers))
     assert {box.mark for box in boxes(moment).values()} == {""}
-    assert boxes(moment)["loop"].note == "waiting for 5: 10.0\N{NO-BREAK SPACE}ms"
-    for notable in ({"wait_share": 0.4}, {"waiting": 0.5}):
+    assert boxes(moment)["loop"].note == "waiting for 5: <\N{NO-BREAK SPACE}0.1\N{NO-BREAK SPACE}s"
+    for notable in ({"wait_share": 0.4, "rate_seconds": 5.0}, {"waiting": 0.5}):
         found = boxes(dataclasses.replace(moment, **notable))
         assert {name for name, box in found.items() if box.mark} == {"workers", "ready", "loop"}
 

@@ -8,6 +8,7 @@ import itertools
 import json
 import sys
 import threading
+import time
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -313,11 +314,22 @@ class Halting:
         return index
 
 
+class Slow:
+    """Two batches of samples that take a quarter of a second each."""
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> int:
+        time.sleep(0.25)
+        return index
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_first_batch_is_expected_from_its_first_samples_and_the_bar_says_so(workers, monkeypatch):
     monkeypatch.setattr("nbloader.report.progress.LOOK", 0.02)
-    dataset, out = Halting(5), io.StringIO()
-    with DataLoader(dataset, batch_size=8, num_workers=workers, workers="thread") as loader:
+    out = io.StringIO()
+    with DataLoader(Slow(), batch_size=8, num_workers=workers, workers="thread") as loader:
         loop = threading.Thread(target=lambda: list(loader.progress(file=out, mininterval=0)))
         loop.start()
         wait_for(lambda: "At this pace it comes in" in loader.stats().verdict, "an estimate")
@@ -326,7 +338,6 @@ def test_the_first_batch_is_expected_from_its_first_samples_and_the_bar_says_so(
         assert s.batches_done == 0
         assert s.eta_rough
         wait_for(lambda: "first batch in about" in out.getvalue(), "the bar")
-        dataset.go_on.set()
         loop.join()
         assert loader.stats().first_batch_in is None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 CLIP = 200
@@ -53,11 +54,14 @@ def duration(seconds: float) -> str:
 
 
 def age(seconds: float) -> str:
-    """Format how long something has lasted so far: as a duration, from two seconds on in whole seconds.
+    """Format how long something has lasted so far: in tenths of a second, from two seconds on in whole seconds.
 
-    Ages that are shown side by side agree then, and change no more often than once a second.
+    It is rounded down. Ages that are shown side by side agree, and change no more often than a person can read.
     """
-    return duration(seconds) if seconds < WHOLE_SECONDS or seconds >= _LONG else f"{int(seconds)} s"
+    tenths, whole = int(round(10 * seconds, 6)), int(seconds)
+    if seconds < WHOLE_SECONDS:
+        return f"{tenths / 10:.1f} s" if tenths else "< 0.1 s"
+    return f"{whole} s" if whole < _LONG else duration(whole)
 
 
 def megabytes(count: float) -> str:
@@ -71,6 +75,18 @@ def plural(count: int, noun: str) -> str:
     if count == 1:
         return f"{count:,} {noun}"
     return f"{count:,} {noun}{'es' if noun.endswith(('ch', 's')) else 's'}"
+
+
+def text_table(rows: Sequence[Sequence[str]], left: tuple[int, ...]) -> str:
+    """Format rows as aligned columns. Columns whose index is in `left` are left-aligned, the others right-aligned."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if i in left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    )
 
 
 def clean(value: Any, limit: int = CLIP) -> str:

@@ -16,6 +16,7 @@ from nbloader._util.format import age, clean, duration, percent, plural
 from nbloader.diagnose.causes import MIN_BATCHES, SMALL_WAIT, Cause
 from nbloader.diagnose.common import in_common
 from nbloader.diagnose.sentences import verdict
+from nbloader.metrics.ages import age_in
 from nbloader.metrics.evidence import Diagnosis
 from nbloader.metrics.snapshot import Verdict
 
@@ -81,10 +82,9 @@ def _headline(s: Snapshot, status: LoaderStatus, recent: Verdict, whole: Verdict
 def _after_epoch(s: Snapshot, status: LoaderStatus, whole: Verdict) -> Verdict:
     how = _ENDINGS.get(status.ended, "was abandoned")
     total = "" if s.batches_total is None or status.ended == "exhausted" else f" of {s.batches_total:,}"
-    head = f"Epoch {s.epoch} {how} after {s.batches_done:,}{total} batches in {duration(s.elapsed)}"
-    if status.ended == "error" and status.error:
-        sample = f"sample {status.failed_sample}: " if status.failed_sample else ""
-        head += f" ({sample}{clean(status.error, 80)})"
+    head = f"Epoch {s.epoch} {how} after {_done(s, total)} in {duration(s.elapsed)}"
+    if status.ended == "error" and status.failed is not None:
+        head += f" ({status.failed.place} of batch {status.failed.index}: {clean(status.failed.error, 80)})"
     if status.stopped is not None:
         head = _stopped(s, status, status.stopped)
     if s.state == "closed" and status.ended != "closed":
@@ -97,12 +97,17 @@ def _after_epoch(s: Snapshot, status: LoaderStatus, whole: Verdict) -> Verdict:
 
 def _stopped(s: Snapshot, status: LoaderStatus, stop: LoopStopped) -> str:
     total = "" if s.batches_total is None else f" of {s.batches_total:,}"
-    done = f"after {s.batches_done:,}{total} batches in {duration(s.elapsed)}"
+    done = f"after {_done(s, total)} in {duration(s.elapsed)}"
     if stop.interrupted:
         waited = duration(status.stop_waited)
         return f"Epoch {s.epoch} was interrupted {done}, while the loop waited for batch {stop.index} ({waited})"
-    sample = f"sample {status.failed_sample} of " if status.failed_sample else ""
-    return f"Epoch {s.epoch} stopped {done}: {sample}batch {stop.index} raised {clean(stop.error, 160)}"
+    failed = status.failed
+    place = f"{failed.place} of " if failed is not None and failed.index == stop.index else ""
+    return f"Epoch {s.epoch} stopped {done}: {place}batch {stop.index} raised {clean(stop.error, 160)}"
+
+
+def _done(s: Snapshot, total: str) -> str:
+    return f"{s.batches_done:,}{total} batches" if total else plural(s.batches_done, "batch")
 
 
 def _starting(s: Snapshot, e: LoaderStatus) -> Verdict | None:
@@ -111,13 +116,13 @@ def _starting(s: Snapshot, e: LoaderStatus) -> Verdict | None:
         if s.workers and ready < len(s.workers):
             return Verdict(
                 "starting",
-                f"Starting up for {age(s.elapsed)}: {ready} of {plural(len(s.workers), 'worker')} ready.",
+                f"Starting up for {age_in(s, s.elapsed)}: {ready} of {plural(len(s.workers), 'worker')} ready.",
             )
         busy = (w for w in s.workers if w.batch is not None and not w.left and (w.batch_age or 0.0) <= s.elapsed)
         at = max(busy, key=lambda w: w.batch_age or 0.0, default=None)
         where = "" if at is None else f" Worker {at.worker} has been processing {_current_batch(at)}."
         expected = "" if s.first_batch_in is None else f" At this pace it comes in {duration(s.first_batch_in)}."
-        return Verdict("starting", f"Starting up for {age(s.elapsed)}: no batch yet.{where}{expected}")
+        return Verdict("starting", f"Starting up for {age_in(s, s.elapsed)}: no batch yet.{where}{expected}")
     if not e.recent and s.at is not None and s.at_for is not None:
         return Verdict(
             "starting",

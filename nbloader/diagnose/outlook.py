@@ -17,7 +17,7 @@ from nbloader.metrics.snapshot import NO_VERDICT, Outlook, Suggestion
 
 if TYPE_CHECKING:
     from nbloader.diagnose.what_if import Prediction
-    from nbloader.metrics.snapshot import Verdict
+    from nbloader.metrics.snapshot import Snapshot, Verdict
 
 WORTH = 1.05
 """A change is suggested if its predicted speedup is at least this."""
@@ -59,6 +59,16 @@ class Change(NamedTuple):
     def worth(self) -> bool:
         """Whether the loop would be faster, also at the lower end of the interval."""
         return self.speedup >= WORTH and self.low > 1.0
+
+
+def by_settings(s: Snapshot) -> bool:
+    """Whether other settings may help, so that predictions can stand beside the headline of a snapshot.
+
+    They cannot beside a state ("paused", "starting"), a worker to restart, a loop that waits for a batch that hangs, or
+    a cause that no setting removes.
+    """
+    limits = {known.value for known in Cause} - {known.value for known in NOT_BY_SETTINGS} - {Cause.SLOW_WORKER.value}
+    return s.cause in limits and not s.restart and s.stalled is None
 
 
 def outlook(changes: Sequence[Change], shown: Verdict = NO_VERDICT) -> Outlook:

@@ -132,7 +132,7 @@ def _workers(e: Evidence) -> str:
     """How fast the workers are, and how fast the loop could consume batches."""
     own = _own_ms(e)
     could = number(1e3 / own) if own > _MIN_STEP_MS else "over 10,000"
-    rate = number(e.batches / e.seconds) if e.seconds else "0"
+    rate = number(e.rate if e.rate is not None else e.batches / e.seconds if e.seconds else 0.0)
     one = e.workers == 1
     return (
         f"{'The worker is' if one else 'Workers are'} the bottleneck: {_waits(e)}; {plural(e.workers, 'worker')} "
@@ -242,11 +242,12 @@ def _stall(e: Evidence) -> str:
     if worst is None:
         return f"{text}."
     sample = "" if worst.sample is None else f", slowest sample {clean(worst.sample, 40)}"
-    longest = f"{duration(worst.wait)} so far, is" if worst.make is None else f"{duration(worst.wait)}, was"
+    # How long a wait has lasted so far is said where its age is shown: evidence may be a second old.
+    longest = "which goes on, is" if worst.make is None else f"{duration(worst.wait)}, was"
     text += f". The longest, {longest} for batch {worst.batch}{sample}"
     if worst.attempt > 1:
         text += f", which was produced again after the worker that processed it was lost (attempt {worst.attempt})"
-    return f"{text}; a batch usually takes {_ms(e.make_ms)}."
+    return f"{text}; a batch usually takes {_ms(e.make_ms)}." if e.make_ms else f"{text}."
 
 
 def _startup(e: Evidence) -> str:

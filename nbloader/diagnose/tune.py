@@ -452,14 +452,19 @@ def _pooled(windows: Sequence[Measurement]) -> Measurement:
 def outcome(trial: Trial, best: Trial | None, trials: Sequence[Trial]) -> str:
     """Describe the outcome of a trial in a word or two, compared with the first one.
 
+    The words agree with the rates. A setting that was measured once, and seemed faster then than the best one was in
+    the finals, is "not confirmed".
+
     Args:
         trial: The trial.
         best: The fastest.
         trials: All trials; the first one measured the settings before the search.
     """
-    if trial is best:
-        return "best"
     before = trials[0]
+    if trial is best and (trial is before or trial.measured.rate > before.measured.rate * (1 + GAIN)):
+        return "best"
+    if best is not None and trial is not best and trial.measured.rate > best.measured.rate and trial is not before:
+        return "not confirmed"
     if trial is before:
         return "before"
     if is_faster(trial.measured, before.measured):

@@ -32,7 +32,7 @@ from dataclasses import dataclass, replace
 from html import escape
 from typing import TYPE_CHECKING, NamedTuple
 
-from nbloader._util.format import number, percent
+from nbloader._util.format import number, percent, text_table
 from nbloader.diagnose.causes import CONTENDED, Cause, core_wait, split_work, taken_by_others
 from nbloader.metrics.evidence import MachineLoad
 from nbloader.metrics.stage_times import elapsed_ns, returned_at
@@ -60,6 +60,8 @@ HIT_TIMES = 0.8, 1.25
 programs."""
 MIN_SAMPLES = 50
 """Minimum number of samples of the workers' lines for a prediction."""
+COLUMNS = ("", "batches/s", "gain")
+"""Headings of the table of a prediction."""
 UNMODELED = {
     Cause.LOCK: "a lock serializes the workers",
     Cause.INTERPRETER_LOCK: "threads wait for the interpreter lock",
@@ -226,19 +228,25 @@ class Prediction:
         """Predicted rate; None if there is no prediction."""
         return None if self.speedup is None else self.speedup * self.measured * self.batches
 
-    def _repr_html_(self) -> str:
-        """Return a table for notebooks: the rate now, the predicted rate with its interval, and the gain."""
+    def _rows(self) -> list[tuple[str, str, str]]:
+        """The rows of the table: now, and with the change."""
         rate = self.batches_per_second
-        head = "".join(f'<th style="text-align:left">{name}</th>' for name in ("", "batches/s", "gain"))
-        rows = [("now", number(self.measured), "")]
+        now = "not measured" if not self.measured else number(self.measured)
         if self.speedup is None or rate is None:
-            rows.append((self.change, f"cannot tell: {self.reason}", ""))
-        else:
-            samples = " as many samples/s" if self.batches != 1 else ""
-            low, high = (number(end * self.measured * self.batches) for end in (self.low, self.high))
-            gain = f"{self.speedup:.2f} x{samples} ({self.low:.2f} to {self.high:.2f})"
-            rows.append((self.change, f"{number(rate)} ({low} to {high})", gain))
-        body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+            return [("now", now, ""), (self.change, f"cannot tell: {self.reason}", "")]
+        samples = " as many samples/s" if self.batches != 1 else ""
+        low, high = (number(end * self.measured * self.batches) for end in (self.low, self.high))
+        gain = f"{self.speedup:.2f} x{samples} ({self.low:.2f} to {self.high:.2f})"
+        return [("now", now, ""), (self.change, f"{number(rate)} ({low} to {high})", gain)]
+
+    def __repr__(self) -> str:
+        """A table: the rate now, the predicted rate with its interval, and the gain."""
+        return text_table([COLUMNS, *self._rows()], left=(0, 1, 2))
+
+    def _repr_html_(self) -> str:
+        """The same table for notebooks."""
+        head = "".join(f'<th style="text-align:left">{name}</th>' for name in COLUMNS)
+        body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in self._rows())
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
     def __str__(self) -> str:

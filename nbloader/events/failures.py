@@ -18,6 +18,8 @@ from nbloader._platform import open_files_limit, processes_limit
 from nbloader.events.records import BatchFailed, SampleFailed
 from nbloader.events.remote_errors import ErrorInfo, SampleFailure, add_note, rebuild
 
+NAMED = 8
+"""Maximum number of dataset indices in the event of a batch that failed."""
 MAX_INDICES_LENGTH = 300
 """Maximum length of the dataset indices in a message, in characters."""
 
@@ -61,7 +63,8 @@ class WorkerFailure(_NoBatch):
             indices: The dataset indices of the batch.
         """
         sample = indices[self.position] if self.position >= 0 else None
-        return BatchFailed(now, epoch, number, self.worker, sample, self.error.summary)
+        first = _first_of(indices)
+        return BatchFailed(now, epoch, number, self.worker, sample, self.error.summary, self.stage, first)
 
     def to_exception(self, number: int, indices: Any, *, batched: bool, epoch: int | None = None) -> Exception:
         """Return the exception to raise in the consumer.
@@ -131,6 +134,13 @@ class LoaderFailure(_NoBatch):
     def to_exception(self, number: int, indices: Any, *, batched: bool, epoch: int | None = None) -> Exception:  # noqa: ARG002
         """Return the exception to raise in the consumer."""
         return self.error
+
+
+def _first_of(indices: Any) -> tuple[Any, ...]:
+    """Return the first dataset indices of a batch; () if an iterable dataset has none."""
+    several = isinstance(indices, Sequence) and not isinstance(indices, str | bytes)
+    several = several or getattr(indices, "ndim", 0) == 1
+    return tuple(index for index in (indices[:NAMED] if several else (indices,)) if index is not None)
 
 
 def abbreviated(indices: Any) -> str:

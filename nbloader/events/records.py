@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
+from nbloader._util.format import clean
+
 
 class Placed(NamedTuple):
     """How a batch was pinned or uploaded to an accelerator. Part of a `BatchRecord`."""
@@ -269,9 +271,26 @@ class BatchFailed:
     worker: int
     """Worker id; -1 for the notebook's own process."""
     sample: Any
-    """Dataset index of the sample for which the dataset raised; None if collating raised."""
+    """Dataset index of the sample for which the dataset raised; None if collating raised, and if the dataset fetches
+    whole batches."""
     error: str
     """Type and message."""
+    stage: str = "fetch"
+    """"fetch" or "collate": what raised."""
+    indices: tuple[Any, ...] = ()
+    """The first eight dataset indices of the batch; () if they are unknown."""
+
+    @property
+    def place(self) -> str:
+        """What failed, such as "sample 77", "one of the samples 72, 73, ..." or "the collate function"."""
+        if self.sample is not None:
+            return f"sample {clean(self.sample, 40)}"
+        if self.stage == "collate":
+            return "the collate function"
+        found = clean(", ".join(clean(index, 24) for index in self.indices), 120)
+        if len(self.indices) == 1:
+            return f"sample {found}"
+        return f"one of the samples {found}, ..." if found else "the dataset"
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,6 +92,8 @@ T_co = TypeVar("T_co", covariant=True)
 _clock = time.perf_counter_ns
 
 _engines: weakref.WeakSet[AnyEngine] = weakref.WeakSet()
+_NUMBERS_WARNED_OF: set[str] = set()
+"""The warnings of more worker processes than cores that this process has shown."""
 
 
 @atexit.register
@@ -437,10 +439,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         )
 
     def _check_number_of_processes(self) -> None:
-        """Warn, as torch does, if there are more worker processes than cores; once for each number of them.
+        """Warn, as torch does, if there are more worker processes than cores; once in a process for each number.
 
-        A number that `tune()` tries, or that the user chose on the dashboard, gets no warning: what it gains is
-        measured.
+        torch's warning points to a line of torch, so Python shows it once. This one points to a line of the user, and
+        would otherwise stand above the dashboard of each loader. A number that `tune()` tries, or that the user chose
+        on the dashboard, gets no warning: what it gains is measured.
         """
         cores = usable_cpus()
         parts, number = self._parts, self.num_workers
@@ -453,7 +456,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             warnings.simplefilter("always")
             self.check_worker_number_rationality()
         for warning in caught:  # torch's points to the line that calls it
-            warn(str(warning.message))
+            text = str(warning.message)
+            if text not in _NUMBERS_WARNED_OF:
+                _NUMBERS_WARNED_OF.add(text)
+                warn(text)
 
     def _update_engine(self) -> None:
         """Replace the engine if attributes that it was created from have been assigned since, or if it is taken.

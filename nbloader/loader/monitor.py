@@ -185,10 +185,12 @@ class Monitor:
         ended = s.state in ENDED
         found = Outlook()
         searching = self.tuning is not None and self.tuning.gauge.running
-        if not (searching or s.restart or s.cause in outlook.NOT_BY_SETTINGS):  # no button contradicts the sentence
+        if not searching and outlook.by_settings(s):  # no button contradicts the sentence
             shown = s.epoch_verdict if ended else s.now_verdict
             changes = self._predictions(s, given, ended=ended)
             found = outlook.outlook(changes, shown if shown.cause == s.cause else NO_VERDICT)
+            if s.state == "closed":
+                found = found._replace(suggestions=())
         if s.restart and not ended:
             return found._replace(suggestions=(outlook.restart(s.restart), *found.suggestions))
         return found

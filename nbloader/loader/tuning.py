@@ -175,13 +175,9 @@ class Tuning:
         changed = plan.result != plan.start and not self._undone
         return TuningGauge(not self.finished, changed, self._summary(), isinstance(plan, Change))
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         """A table of what was tried, and what to write down."""
         return f"{table(self.trials, self.best)}\n{self._summary()} {self._note}".strip()
-
-    def __repr__(self) -> str:
-        """One line."""
-        return f"<Tuning {'finished' if self.finished else 'running'}: {self._summary()}>"
 
     def _repr_html_(self) -> str:
         summary = f"{self._summary()} {self._note}".strip()

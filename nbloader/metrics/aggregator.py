@@ -15,7 +15,6 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from nbloader import _platform
-from nbloader._util.format import clean
 from nbloader.events import (
     BatchFailed,
     BatchRecord,
@@ -43,15 +42,17 @@ from nbloader.metrics.rates import (
     STUCK_S,
     STUCK_TIMES,
     FirstBatch,
+    FirstBatchPace,
     Rates,
-    first_batch_of,
+    is_late,
     rates_of,
     stalled_for,
+    usual_make_ns,
     waiting,
     without_progress,
 )
 from nbloader.metrics.snapshot import Point, SlowSample, Snapshot, Verdict, WorkerStats
-from nbloader.metrics.span import EpochSample, SpanOptions, measure, thin_out
+from nbloader.metrics.span import EpochSample, SpanOptions, continued, measure, thin_out
 from nbloader.metrics.stage_times import (
     SLOWEST,
     cpu_share,
@@ -93,7 +94,9 @@ MIN_SLOW = 4
 JUDGE_NS = 1_000_000_000
 """Minimum time between two measurements of a running epoch, ns. A measurement takes a millisecond or two."""
 
-
+MEASURED_ANEW = (EpochStarted, EpochEnded, LoopStopped, DatasetReloaded)
+"""Events after which an epoch that has ended is measured again. Workers that end, and settings that change, do not
+change what limited it."""
 LIVE = ("starting", "running", "paused")
 """States of a loader whose epoch has not ended."""
 
@@ -155,12 +158,14 @@ class Aggregator:
         """When the epoch was last measured, perf_counter ns, and the result; None if it has not been measured."""
         self._final = False
         """Whether that was after the end of the epoch, or after the loop had stopped."""
+        self._last_seconds: Evidence | None = None
+        """The measurements of the last seconds before that; None until then."""
         self._ready: collections.deque[WorkerReady] = collections.deque(maxlen=READY)
         self._crews: collections.deque[_Crew] = collections.deque(maxlen=CREWS)
         self._machines: dict[int, Machine] = {}
         """Machine of the newest worker with each id, by worker id. Workers on this machine are not included."""
-        self._error = ""
-        self._failed_sample = ""
+        self._failed: BatchFailed | None = None
+        """The last batch of the newest epoch that failed; None if there is none."""
         self._ended: EpochEnded | None = None
         self._stop: LoopStopped | None = None
         """The last error or interrupt that stopped the loop of the newest epoch; None if there was none."""
@@ -170,6 +175,7 @@ class Aggregator:
         """Number of samples of the newest epoch that were skipped or replaced."""
         self._usual_make = 0.0
         """Time to produce a batch, estimated from the epoch's first batches, seconds; 0 if unknown."""
+        self._pace = FirstBatchPace()
         self._series = TimeSeries()
 
     def update(self, event: Event) -> None:
@@ -210,7 +216,8 @@ class Aggregator:
             produced[worker] = produced.get(worker, 0) + 1
             if record.slowest_ns > self._slow_floor.get(epoch, 0):
                 self._note_slow(record)
-            self._final = False
+            if epoch == self._epoch:
+                self._final = False
         self._fold()
 
     @property
@@ -288,7 +295,8 @@ class Aggregator:
     def _lifecycle(self, event: LifecycleEvent) -> None:  # noqa: C901, PLR0912, PLR0915 - one branch per kind of event
         if self._origin is None:
             self._origin = event.time
-        self._final = False
+        if isinstance(event, MEASURED_ANEW):
+            self._final = False
         match event:
             case EpochStarted():
                 if event.epoch >= self._epoch:
@@ -322,8 +330,8 @@ class Aggregator:
                     self._machines[event.worker] = event.machine
             case BatchFailed():
                 self._errors[event.worker] += 1
-                self._error = event.error
-                self._failed_sample = "" if event.sample is None else clean(event.sample, 40)
+                if event.epoch == self._epoch:
+                    self._failed = event
             case SampleFailed():
                 self._failed_by_outcome[event.done] += 1
                 self._left_out += event.epoch == self._epoch and event.done != "retried"
@@ -376,8 +384,10 @@ class Aggregator:
         self._folded = 0
         self._usual_make = 0.0
         self._ended = self._measured = self._stop = None
+        self._final = False
         self._left_out = 0
-        self._error = self._failed_sample = ""
+        self._failed = None
+        self._pace = FirstBatchPace()
         for old in sorted(self._slow)[: -(SLOW_EPOCHS - 1)]:
             del self._slow[old]
             self._slow_floor.pop(old, None)
@@ -404,7 +414,17 @@ class Aggregator:
         rates = rates_of(
             g, records, self._pauses, first=self._first, began=self._began, epoch=self._epoch, live=live
         )  # fmt: skip
-        stalled = stalled_for(g, last, self._pauses) if live and self._first is not None else None
+        of_epoch = [r for r in last if r.epoch == self._epoch]
+        # Batches that wait for an earlier one were measured, too: also before the first one is delivered.
+        usual_ns = usual_make_ns(of_epoch) or usual_make_ns([m for m in g.made if m.epoch == self._epoch])
+        usual_ns = usual_ns or usual_make_ns(last)
+        patience = 0.0 if of_epoch else FIRST_STUCK_S
+        stuck = {w.worker for w in g.workers if _is_stuck(w, g.now, usual_ns, patience)}
+        stalled = None
+        if live and self._first is not None:
+            stalled = stalled_for(g, last, self._pauses)
+        elif live and g.state != "paused" and any(w.worker in stuck and w.batch == g.waiting_for for w in g.workers):
+            stalled = waiting(g, self._pauses, g.now) / 1e9
         if stalled is not None:
             rates = without_progress(rates)
         end = self._end(g, stop)
@@ -414,15 +434,12 @@ class Aggregator:
         active = self._pauses.active(self._began, end) if self._epoch >= 0 else 0
         left = max(0, self._batches - done) if live and g.state != "paused" and self._batches is not None else None
         eta = left / rates.own if left is not None and rates.own > 0 else None
-        first = first_batch_of(g) if live and not done else None
+        first = self._pace.estimate(g, usual_ns) if live and not done else None
         rough = left is not None and not rates.count and stalled is None
         if left is not None and rough:
-            eta = self._rough_eta(g, left, first)
-        of_epoch = [r for r in last if r.epoch == self._epoch]
-        usual_ns = median([elapsed_ns(r.fetch_begin, r.collated) for r in of_epoch or last])
-        patience = 0.0 if of_epoch else FIRST_STUCK_S
+            eta = None if first is None and is_late(g, usual_ns) else self._rough_eta(g, left, first)
         snapshot = Snapshot(
-            state="stopped" if stop is not None and self._ended is None and g.state in LIVE[:2] else g.state,
+            state=self._state(g, stop),
             epoch=self._epoch,
             batches_done=done,
             batches_total=self._batches,
@@ -443,7 +460,7 @@ class Aggregator:
             ready=g.ready,
             stages=stage_stats(last),
             cpu_share=cpu_share(last),
-            workers=tuple(self._worker(w, g.now, usual_ns, rates, patience) for w in g.workers),
+            workers=tuple(self._worker(w, g.now, rates, stuck=w.worker in stuck) for w in g.workers),
             slowest=tuple(
                 SlowSample(r.slowest_index, r.slowest_ns / 1e9, r.index, r.epoch, r.worker)
                 for r in slowest([r for kept in self._slow.values() for r in kept])
@@ -474,8 +491,10 @@ class Aggregator:
             first_batch_in=None if first is None else first.left,
             eta_rough=rough and eta is not None,
         )
-        judged = thin_out(rates.records, max(1, len(rates.records) / JUDGED))
-        now = measure(judged, self._span(g, rates, usage, live=live))
+        if not self._final or live or self._last_seconds is None:
+            judged = thin_out(rates.records, max(1, len(rates.records) / JUDGED))
+            self._last_seconds = measure(judged, self._span(g, rates, usage, live=live))
+        now = self._last_seconds
         epoch = self._epoch_evidence(g, snapshot, epoch_usage, stop, live=live)
         diagnosis = self._judge(
             snapshot, self._status(g, rates, stop, usual_ns), _with_facts(now, facts), _with_facts(epoch, facts)
@@ -544,9 +563,16 @@ class Aggregator:
         to_make = max(0, left - len(g.made) - (first is not None))
         return (0.0 if first is None else first.left) + to_make * self._usual_make / max(1, alive)
 
-    def _worker(self, w: WorkerGauge, now: int, usual_ns: float | None, rates: Rates, patience: float) -> WorkerStats:
+    def _state(self, g: Gauges, stop: LoopStopped | None) -> str:
+        """Return the state, by what the events say: the engine may notice the end of an epoch a moment later."""
+        if g.state not in LIVE[:2]:
+            return g.state
+        if self._ended is not None and g.epoch == self._epoch:
+            return "idle"
+        return "stopped" if stop is not None and self._ended is None else g.state
+
+    def _worker(self, w: WorkerGauge, now: int, rates: Rates, *, stuck: bool) -> WorkerStats:
         age = None if w.batch is None else max(0, now - w.since) / 1e9
-        limit = math.inf if usual_ns is None else max(patience, STUCK_S, STUCK_TIMES * usual_ns / 1e9)
         return WorkerStats(
             worker=w.worker,
             pid=w.pid,
@@ -563,7 +589,7 @@ class Aggregator:
             rss=w.rss,
             exit_reason=w.exit_reason,
             stderr_tail=w.stderr_tail,
-            stuck=age is not None and age > limit and w.state in ("fetching", "collating", "sending"),
+            stuck=stuck,
             held=w.held,
             left=w.left,
             private=w.private,
@@ -582,8 +608,8 @@ class Aggregator:
         """
         if self._first is not None:
             return max(0, self._first.delivered - self._began) / 1e9
-        if g.epoch == self._epoch and g.delivered and g.at_since:
-            return max(0, g.at_since - self._began) / 1e9
+        if g.epoch == self._epoch and g.delivered:
+            return max(0, (g.at_since or g.waiting_since or g.now) - self._began) / 1e9
         return None
 
     def _status(self, g: Gauges, rates: Rates, stop: LoopStopped | None, usual_ns: float | None) -> LoaderStatus:
@@ -592,8 +618,7 @@ class Aggregator:
             recent=rates.count,
             first_batch=self._first_batch(g),
             ended="" if self._ended is None else self._ended.reason or "abandoned",
-            error=self._error,
-            failed_sample=self._failed_sample,
+            failed=self._failed,
             usual_make=None if usual_ns is None else usual_ns / 1e9,
             paused_for=None if self._pauses.since is None else max(0, g.now - self._pauses.since) / 1e9,
             stopped=stop,
@@ -610,6 +635,7 @@ class Aggregator:
             seconds=rates.seconds,
             wait_share=rates.wait_share,
             batches=rates.count,
+            rate=rates.batches,
             workers=len(alive),
             place=self._where(g),
             cores=self.cores,
@@ -627,10 +653,15 @@ class Aggregator:
     def _epoch_evidence(
         self, g: Gauges, s: Snapshot, usage: Usage | None, stop: LoopStopped | None, *, live: bool
     ) -> Evidence:
-        if self._measured is not None and (g.now - self._measured[0] < JUDGE_NS if live else self._final):
-            return self._measured[1]  # the verdict about an epoch that has ended does not change any more
-        sample = self._sample
         end = self._end(g, stop)
+        seconds = self._pauses.active(self._began, end) / 1e9 if self._epoch >= 0 else 0.0
+        if self._measured is not None:
+            at, before = self._measured
+            if not live and self._final:
+                return before  # the verdict about an epoch that has ended does not change any more
+            if live and g.now - at < JUDGE_NS:
+                return continued(before, seconds=seconds, wait_share=s.wait_share_epoch, batches=s.batches_done)
+        sample = self._sample
         waited = waiting(g, self._pauses, g.now) if live else 0
         if stop is not None:
             waited = self._pauses.active(self._stop_asked, stop.time)
@@ -638,7 +669,7 @@ class Aggregator:
         first = self._first_batch(g)
         options = SpanOptions(
             span="epoch",
-            seconds=self._pauses.active(self._began, end) / 1e9 if self._epoch >= 0 else 0.0,
+            seconds=seconds,
             wait_share=s.wait_share_epoch,
             batches=s.batches_done,
             workers=len(alive),
@@ -670,6 +701,13 @@ class Aggregator:
         if any(w.in_process for w in g.workers) or (newest is not None and newest.transport == "local"):
             return Place.THREADS
         return Place.PROCESSES
+
+
+def _is_stuck(w: WorkerGauge, now: int, usual_ns: int | None, patience: float) -> bool:
+    """Whether a worker has been processing its batch for far longer than usual; False if nothing was measured."""
+    if usual_ns is None or w.batch is None or w.state not in ("fetching", "collating", "sending"):
+        return False
+    return max(0, now - w.since) / 1e9 > max(patience, STUCK_S, STUCK_TIMES * usual_ns / 1e9)
 
 
 def _with_facts(e: Evidence, facts: KnownFacts | None) -> Evidence:

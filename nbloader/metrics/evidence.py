@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from nbloader.events import LoopStopped, SampleFailed
+from nbloader.events import BatchFailed, LoopStopped, SampleFailed
 from nbloader.metrics.snapshot import Snapshot, UploadStats, Verdict
 from nbloader.metrics.usage import Usage
 
@@ -89,6 +89,8 @@ class Evidence:
     """Length of the span, without pauses."""
     batches: int = 0
     """Number of batches delivered in the span."""
+    rate: float | None = None
+    """Batches per second over the span, as the snapshot shows it; None if it is `batches / seconds`."""
     cores: int = 1
     """Number of CPU cores that workers on this machine may use."""
     workers: int = 1
@@ -200,12 +202,10 @@ class LoaderStatus:
     """Seconds from the start of the epoch to the delivery of its first batch; None before it."""
     ended: str
     """`EpochEnded.reason` of the newest epoch; "" while it is running."""
-    error: str = ""
-    """The last error of a batch in this epoch; "" if there is none."""
-    failed_sample: str = ""
-    """The sample for which the dataset raised that error; "" if collating raised."""
+    failed: BatchFailed | None = None
+    """The last batch of this epoch that failed; None if there is none."""
     usual_make: float | None = None
-    """Median time to produce a batch, seconds; None before any batch."""
+    """Median time to produce a batch, seconds; None before any batch was measured."""
     paused_for: float | None = None
     """Seconds since `pause()`; None when not paused."""
     stopped: LoopStopped | None = None

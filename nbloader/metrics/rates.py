@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from nbloader.events import BatchRecord
-from nbloader.events.gauges import Gauges
+from nbloader.events.gauges import FetchProgress, Gauges, ProducedBatch
 from nbloader.events.pauses import Pauses
 from nbloader.metrics.stage_times import elapsed_ns, median, returned_at, share_of
 
@@ -25,6 +25,9 @@ more than `STUCK_TIMES` times both that median and the median wait."""
 FIRST_STUCK_S = 10.0
 """Before the first batch of an epoch was delivered, a worker is stuck only after this many seconds: its first batch may
 open files and import modules."""
+LATE_S, LATE_TIMES = 0.3, 3
+"""A batch is late if a worker has been processing it for longer than `LATE_S` seconds and for more than `LATE_TIMES`
+times the usual time. When it will be complete is then unknown."""
 
 _EPOCH, _WORKER, _SAMPLES, _NBYTES, _REQUESTED, _DELIVERED = map(
     operator.attrgetter, ("epoch", "worker", "samples", "nbytes", "requested", "delivered")
@@ -67,8 +70,15 @@ def waiting(g: Gauges, pauses: Pauses, end: int, begin: int | None = None) -> in
     return pauses.active(g.waiting_since if begin is None else max(begin, g.waiting_since), end)
 
 
+def usual_make_ns(batches: Sequence[BatchRecord | ProducedBatch]) -> int | None:
+    """Return the median time to fetch and collate a batch, ns; None if it was measured for none of these batches."""
+    return median([ns for batch in batches if (ns := elapsed_ns(batch.fetch_begin, batch.collated))])
+
+
 def stalled_for(g: Gauges, records: Sequence[BatchRecord], pauses: Pauses) -> float | None:
     """Return how long the loop has been waiting, seconds, if far longer than usual; None otherwise and while paused.
+
+    Without measured batches, nothing is usual.
 
     Args:
         g: The gauges.
@@ -78,9 +88,9 @@ def stalled_for(g: Gauges, records: Sequence[BatchRecord], pauses: Pauses) -> fl
     seconds = waiting(g, pauses, g.now) / 1e9
     if seconds <= STUCK_S or g.state == "paused" or not records:
         return None
-    make = median([elapsed_ns(r.fetch_begin, r.collated) for r in records]) or 0
+    make = usual_make_ns(records)
     wait = median([elapsed_ns(r.requested, r.delivered) for r in records]) or 0
-    return seconds if seconds > STUCK_TIMES * max(make, wait) / 1e9 else None
+    return seconds if make is not None and seconds > STUCK_TIMES * max(make, wait) / 1e9 else None
 
 
 def without_progress(rates: Rates) -> Rates:
@@ -98,19 +108,58 @@ class FirstBatch(NamedTuple):
     """Total time to produce the batch."""
 
 
-def first_batch_of(g: Gauges) -> FirstBatch | None:
-    """Estimate the time of the first batch from the number of its samples fetched so far; None if there are none.
+class _Progress(NamedTuple):
+    """How far a worker was with a batch when its present sample was first seen."""
 
-    Args:
-        g: The gauges.
+    fetched: int
+    make: float
+    """The time to produce the batch that followed from it, seconds."""
+
+
+class FirstBatchPace:
+    """Estimates when the first batch of an epoch is complete, from its samples that have been fetched.
+
+    An estimate follows from the pace of the samples before. If the present sample takes so long that it would have to
+    be corrected again and again, as a sample that hangs does, there is no estimate.
     """
-    found = []
-    for progress in g.fetching:
-        age = max(0, g.now - progress.since) / 1e9
-        if progress.number == g.waiting_for and progress.fetched:
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[int, int], _Progress] = {}
+
+    def estimate(self, g: Gauges, usual_ns: int | None) -> FirstBatch | None:
+        """Return the estimate; None if there is none.
+
+        Args:
+            g: The gauges.
+            usual_ns: The usual time to produce a batch, ns; None if it was not measured.
+        """
+        found = []
+        for progress in g.fetching:
+            if progress.number != g.waiting_for or not progress.fetched:
+                continue
+            age = max(0, g.now - progress.since) / 1e9
             make = age * max(1.0, progress.samples / (progress.fetched + 0.5))  # half of the next sample is done
+            if self._is_late(progress, age, make, usual_ns):
+                return None
             found.append(FirstBatch(make - age, make))
-    return max(found, default=None)
+        return max(found, default=None)
+
+    def _is_late(self, progress: FetchProgress, age: float, make: float, usual_ns: int | None) -> bool:
+        if usual_ns is not None and age > LATE_TIMES * usual_ns / 1e9:
+            return True
+        key = (progress.number, progress.since)
+        seen = self._seen.get(key)
+        if seen is None or seen.fetched != progress.fetched:
+            seen = self._seen[key] = _Progress(progress.fetched, make)
+        return make > LATE_TIMES * seen.make
+
+
+def is_late(g: Gauges, usual_ns: int | None) -> bool:
+    """Whether the batch that the loop waits for takes so long that the usual time says nothing about the time left."""
+    if usual_ns is None or g.waiting_for is None:
+        return False
+    limit = max(LATE_S, LATE_TIMES * usual_ns / 1e9)
+    return any(w.batch == g.waiting_for and not w.left and g.now - w.since > limit * 1e9 for w in g.workers)
 
 
 def rates_of(

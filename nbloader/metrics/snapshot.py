@@ -117,7 +117,8 @@ class WorkerStats:
     stderr_tail: str
     """The last lines that the worker wrote to standard error, at most 4 kB."""
     stuck: bool
-    """Whether the worker has been processing its batch for longer than 2 s and for more than ten times the median."""
+    """Whether the worker has been processing its batch for longer than 2 s and for more than ten times the median.
+    Until the first batch of an epoch was delivered: for longer than 10 s. False if no batch was measured."""
     held: tuple[int, ...] = ()
     """See `WorkerGauge.held`."""
     left: bool = False
@@ -365,10 +366,12 @@ class Snapshot:
     """How much changes would speed up the loop, predicted from the last seconds."""
     stalled: float | None = None
     """How long the loop has been waiting for a batch, seconds, if this is longer than 2 s and more than ten times both
-    the usual time to produce a batch and the usual wait. Rates are 0 then. None while batches arrive."""
+    the usual time to produce a batch and the usual wait. Before the first batch: if a worker is stuck in that batch.
+    Rates are 0 then. None while batches arrive, and if no batch was measured."""
     first_batch_in: float | None = None
     """Estimated time until the first batch of the epoch is complete, seconds. The estimate is based on the samples of
-    that batch that have been fetched. None if unknown and after the first batch."""
+    that batch that have been fetched. None if unknown, if a sample takes far longer than those before it, and after the
+    first batch."""
     slow_in_common: str = ""
     """What the slow samples of the newest epoch have in common, such as "suffix .tif"; "" if nothing."""
     eta_rough: bool = False

@@ -13,7 +13,7 @@ from __future__ import annotations
 import collections
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nbloader.events import BatchRecord, Machine
@@ -114,6 +114,8 @@ class SpanOptions:
     """Length of the span, without pauses."""
     wait_share: float
     batches: int
+    rate: float | None = None
+    """See `Evidence.rate`."""
     workers: int
     """Number of workers that are alive; 0 if it is no longer known."""
     place: Place
@@ -150,9 +152,9 @@ def measure(records: Sequence[BatchRecord], options: SpanOptions) -> Evidence:
     o = options
     if not records:
         return Evidence(
-            span=o.span, seconds=o.seconds, batches=o.batches, cores=o.cores, workers=max(1, o.workers), place=o.place,
-            window=o.window, wait_share=o.wait_share, startup=o.startup, worker_startup=o.worker_startup,
-            usage=o.usage, device=o.device, elsewhere=_elsewhere(o.pids, o.machines),
+            span=o.span, seconds=o.seconds, batches=o.batches, rate=o.rate, cores=o.cores,
+            workers=max(1, o.workers), place=o.place, window=o.window, wait_share=o.wait_share, startup=o.startup,
+            worker_startup=o.worker_startup, usage=o.usage, device=o.device, elsewhere=_elsewhere(o.pids, o.machines),
         )  # fmt: skip
     workers = 1 if o.place is Place.CONSUMER else max(o.workers, 1) if o.workers else len({r.worker for r in records})
     span_ns = max(1, round(o.seconds * 1e9))
@@ -210,6 +212,7 @@ def measure(records: Sequence[BatchRecord], options: SpanOptions) -> Evidence:
         span=o.span,
         seconds=o.seconds,
         batches=o.batches,
+        rate=o.rate,
         cores=o.cores,
         workers=workers,
         elsewhere=_elsewhere(o.pids or {r.worker for r in records}, o.machines),
@@ -257,6 +260,29 @@ def measure(records: Sequence[BatchRecord], options: SpanOptions) -> Evidence:
         uploads=upload_stats(regular),
         device=o.device,
     )
+
+
+_PARTS = (
+    "startup_wait", "first_wait", "stall_wait", "sampler_wait", "placing_wait", "opening_wait", "producing_wait",
+)  # fmt: skip
+
+
+def continued(e: Evidence, *, seconds: float, wait_share: float, batches: int) -> Evidence:
+    """Return measurements that were made a moment ago with the present length, wait and batches of the span.
+
+    The parts of the wait keep their proportions.
+
+    Args:
+        e: The measurements.
+        seconds: Length of the span, without pauses.
+        wait_share: Share of the span in which the loop waited.
+        batches: Number of batches delivered in the span.
+    """
+    if e.wait_share:
+        parts = {name: getattr(e, name) * wait_share / e.wait_share for name in _PARTS}
+    else:
+        parts = {"producing_wait": wait_share}
+    return replace(e, seconds=seconds, wait_share=wait_share, batches=batches, **parts)
 
 
 def _elsewhere(workers: Iterable[int], machines: Mapping[int, Machine]) -> tuple[MachineLoad, ...]:

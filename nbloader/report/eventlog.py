@@ -82,8 +82,8 @@ def _loop_stopped(e: LoopStopped) -> Described:
 
 
 def _batch_failed(e: BatchFailed) -> Described:
-    where = "in collate_fn" if e.sample is None else f"at sample {clean(e.sample, 40)}"
-    return "error", f"batch {e.index} failed in worker {e.worker}, {where}: {clean(e.error)}"
+    where = "this process" if e.worker < 0 else f"worker {e.worker}"
+    return "error", f"batch {e.index} failed in {where}, {e.place}: {clean(e.error)}"
 
 
 def _sample_failed(e: SampleFailed) -> Described:

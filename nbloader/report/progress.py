@@ -11,7 +11,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from nbloader._util.format import duration, percent
-from nbloader.report.render import outlook, time_left
+from nbloader.metrics.ages import age_in
+from nbloader.report.render import outlook, time_left, wait_share
 
 if TYPE_CHECKING:
     from nbloader.metrics.snapshot import Snapshot
@@ -45,11 +46,11 @@ def _iterate(loader: Any, tqdm: Any, options: dict[str, Any]) -> Iterator[Any]:
                     watch.batch_came()
                 bar.update()
                 if time.monotonic() > due:
-                    bar.set_postfix_str(f"loop waits {percent(loader.stats().wait_share)}", refresh=False)
+                    bar.set_postfix_str(f"loop waits {percent(wait_share(loader.stats()))}", refresh=False)
                     due = time.monotonic() + EVERY
                 yield batch
         end = loader.stats()
-        bar.set_postfix_str(f"loop waited {percent(end.wait_share_epoch)}")
+        bar.set_postfix_str(f"loop waited {percent(wait_share(end))}")
     text = " ".join(part for part in (end.verdict, outlook(end)) if part)
     (options.get("file") or sys.stderr).write(f"{text}\n")
 
@@ -96,7 +97,7 @@ class _Watch:
     def _show(self, s: Snapshot) -> None:
         if s.stalled is not None:
             self._bar.bar_format = STALLED
-            self._bar.set_postfix_str(f"no batch for {duration(s.stalled)}")
+            self._bar.set_postfix_str(f"no batch for {age_in(s, s.stalled)}")
         elif s.first_batch_in is not None:
             left = f", {time_left(s)} left" if s.eta is not None else ""
             self._bar.set_postfix_str(f"first batch in about {duration(s.first_batch_in)}{left}")

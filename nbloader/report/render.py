@@ -8,10 +8,11 @@ from __future__ import annotations
 import html
 import textwrap
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from nbloader._util import palette
-from nbloader._util.format import clean, duration, megabytes, number, percent, plural, tail
+from nbloader._util.format import age, clean, duration, megabytes, number, percent, plural, tail, text_table
+from nbloader.metrics.ages import age_in
 from nbloader.metrics.snapshot import ENDED, OVERLAPPING_STAGES
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def one_line(s: Snapshot) -> str:
     """Format a snapshot for its `repr`: state, progress, rate and queue depths in one line."""
     return (
         f"<Snapshot {s.state}: epoch {s.epoch}, {_done(s)}, {', '.join(_rates(s)[:1])}, "
-        f"loop waits {percent(s.wait_share)}, in flight {s.in_flight}, reorder {s.reordering}, ready {s.ready}>"
+        f"loop waits {percent(wait_share(s))}, in flight {s.in_flight}, reorder {s.reordering}, ready {s.ready}>"
     )
 
 
@@ -112,32 +113,71 @@ def _times(s: Snapshot) -> str:
     left = time_left(s)
     left = f", {left}" if s.stalled is not None else f", {left} left" if left else ""
     mean = f" ({number(s.epoch_rate)} batches/s, start-up included)" if s.epoch_rate else ""
-    return f"{duration(s.elapsed)}{left}{mean}"
+    return f"{so_far(s)}{left}{mean}"
+
+
+def so_far(s: Snapshot) -> str:
+    """How long the epoch has lasted, or took: the same number wherever it is shown."""
+    return duration(s.elapsed) if s.state in ENDED else age_in(s, s.elapsed)
+
+
+def span(s: Snapshot) -> str:
+    """The time over which rates and the share of waiting are shown: that of the verdict."""
+    if s.state in ENDED:
+        return "whole epoch"
+    return f"last {duration(s.rate_seconds)}" if s.rate_seconds else "epoch so far"
+
+
+class Throughput(NamedTuple):
+    """Rates over the `span` of a snapshot, per second."""
+
+    batches: float
+    samples: float
+    megabytes: float | None
+    """None if unknown."""
+
+
+def throughput(s: Snapshot) -> Throughput | None:
+    """The rates to show; None before the first batch of an epoch."""
+    if s.state in ENDED:
+        return Throughput(s.epoch_rate, s.epoch_rate * s.samples_done / max(1, s.batches_done), None)
+    if not (s.rate_seconds or s.batches_per_second) and s.stalled is None:
+        return None
+    return Throughput(s.batches_per_second, s.samples_per_second, s.mb_per_second)
+
+
+def wait_share(s: Snapshot) -> float:
+    """The share of its time for which the loop waits, over the `span` of a snapshot."""
+    return s.wait_share_epoch if s.state in ENDED else s.wait_share
 
 
 def time_left(s: Snapshot) -> str:
     """Time until the end of the epoch, such as "3 min 20 s", "about 20.0 s" or "stalled for 9.0 s"; "" if unknown."""
     if s.stalled is not None:
-        return f"stalled for {duration(s.stalled)}"
+        return f"stalled for {age_in(s, s.stalled)}"
     return "" if s.eta is None else f"{'about ' if s.eta_rough else ''}{duration(s.eta)}"
 
 
 def _rates(s: Snapshot) -> list[str]:
     if s.stalled is not None:
-        return [f"no batch for {duration(s.stalled)}"]
-    return [
-        f"{number(s.batches_per_second)} batches/s",
-        f"{number(s.samples_per_second)} samples/s",
-        f"{number(s.mb_per_second)} MB/s",
-    ]
+        return [f"no batch for {age_in(s, s.stalled)}"]
+    rates = throughput(s)
+    if rates is None:
+        return ["no batch yet"]
+    found = [f"{number(rates.batches)} batches/s", f"{number(rates.samples)} samples/s"]
+    return found if rates.megabytes is None else [*found, f"{number(rates.megabytes)} MB/s"]
 
 
 def _loop(s: Snapshot) -> str:
     now = ""
     if s.waiting is not None:
         what = "" if s.waiting_for is None else f" for batch {s.waiting_for}"
-        now = f"; now {duration(s.waiting)}{what}"
-    return f"waits {percent(s.wait_share)} of the time ({percent(s.wait_share_epoch)} in the epoch){now}"
+        now = f"; now {age_in(s, s.waiting)}{what}"
+    if s.state in ENDED:
+        return f"waited {percent(s.wait_share_epoch)} of the epoch"
+    if not s.rate_seconds:
+        return f"waits {percent(s.wait_share)} of the epoch so far{now}"
+    return f"waits {percent(s.wait_share)} of the {span(s)} ({percent(s.wait_share_epoch)} of the epoch){now}"
 
 
 def _faults(s: Snapshot) -> str:
@@ -181,6 +221,10 @@ def cache(s: Snapshot) -> str:
     return ", ".join(parts)
 
 
+def _queues(s: Snapshot) -> tuple[str, ...]:
+    return f"in flight {s.in_flight}", f"reorder {s.reordering}", f"ready {s.ready}", f"window {s.window}"
+
+
 def _progress_text(s: Snapshot) -> str:
     if s.epoch < 0:
         lines = [f"State   {s.state}"]
@@ -192,12 +236,12 @@ def _progress_text(s: Snapshot) -> str:
         lines = [
             f"Epoch   {s.epoch}, {s.state}  {bar}{_done(s)}{part}",
             f"Time    {_times(s)}",
-            f"Rate    {'   '.join(_rates(s))}{'   (the last 5 s)' if s.stalled is None else ''}",
+            f"Rate    {'   '.join(_rates(s))}{f'   ({span(s)})' if s.stalled is None else ''}",
             f"Loop    {_loop(s)}",
         ]
     if s.iterators > 1:
         lines.append(f"Loops   {s.iterators} iterators: rates and queues of all, progress of the newest")
-    lines.append(f"Queues  in flight {s.in_flight} of {s.window}   reorder {s.reordering}   ready {s.ready}")
+    lines.append(f"Queues  {'   '.join(_queues(s))}")
     if s.uploads is not None:
         lines += textwrap.wrap(f"Upload  {uploads(s)}", WIDTH, subsequent_indent=" " * 8)
     if cached := cache(s):
@@ -213,7 +257,7 @@ def _worker_row(w: WorkerStats, s: Snapshot) -> list[str]:
         str(w.pid or "-"),
         state_of(w, s) + (" (!)" if w.stuck else ""),
         "-" if w.batch is None else str(w.batch),
-        "-" if w.batch_age is None else duration(w.batch_age),
+        "-" if w.batch_age is None else age(w.batch_age),
         f"{w.batches:,}",
         number(w.batches_per_second),
         "-" if w.cpu_percent is None else f"{w.cpu_percent:.0f} %",
@@ -254,18 +298,6 @@ def _notes(w: WorkerStats) -> list[str]:
     return notes
 
 
-def text_table(rows: Sequence[Sequence[str]], left: tuple[int, ...]) -> str:
-    """Format rows as aligned columns. Columns whose index is in `left` are left-aligned, the others right-aligned."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if i in left else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    )
-
-
 # --- HTML: styles are inline, so that no style sheet is needed; text colours come from the page
 
 _MUTED = "opacity:.65"
@@ -297,7 +329,7 @@ def _verdict_html(s: Snapshot) -> str:
 
 
 def _progress_html(s: Snapshot) -> str:
-    chips = [f"in flight {s.in_flight} of {s.window}", f"reorder {s.reordering}", f"ready {s.ready}"]
+    chips = _queues(s)
     if s.epoch < 0:
         return _chips([s.state, *chips])
     share = _share_done(s)
@@ -317,7 +349,8 @@ def _progress_html(s: Snapshot) -> str:
     faults = _faults(s)
     more = f'<div style="color:{palette.BAD};margin-top:4px">{faults}</div>' if faults else ""
     several = f" {s.iterators} iterators are active; rates and queues cover all of them." if s.iterators > 1 else ""
-    loop = f'<div style="{_MUTED};margin-top:4px">The loop {_loop(s)}; rates cover the last 5 s.{several}</div>'
+    covered = "" if s.stalled is not None or not s.rate_seconds else f" Rates: {span(s)}."
+    loop = f'<div style="{_MUTED};margin-top:4px">The loop {_loop(s)}.{covered}{several}</div>'
     way = "" if s.uploads is None else f'<div style="{_MUTED};margin-top:4px">Upload {_text(uploads(s))}.</div>'
     cached = cache(s)
     kept = f'<div style="{_MUTED};margin-top:4px">Cache: {_text(cached)}.</div>' if cached else ""

@@ -162,8 +162,8 @@ def _entries() -> list[Any]:
     It is `warnings.filters`, except within `warnings.catch_warnings` in a Python without the GIL, where a thread or a
     task has filters of its own (`sys.flags.context_aware_warnings`, since Python 3.14).
     """
-    entries: list[Any] = getattr(warnings, "_get_filters", lambda: warnings.filters)()
-    return entries
+    found: Any = getattr(warnings, "_get_filters", lambda: warnings.filters)()
+    return found  # type: ignore[no-any-return]
 
 
 def _filters() -> list[Filter]:

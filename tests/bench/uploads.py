@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nbloader import DataLoader
+from nbloader._util.format import text_table
 from nbloader.device.placement import check_device
 from nbloader.metrics.stage_times import upload_stats
-from nbloader.report.render import text_table
 
 BATCHES = 40
 WORKERS = 2

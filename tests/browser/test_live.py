@@ -187,6 +187,36 @@ def test_a_closed_loader_leaves_only_the_static_form(open_notebook: Any) -> None
     assert "widget-view" not in notebook.outputs(0)
 
 
+LABEL_LIGHTNESS = """(node) => {
+  const { data } = node.getContext("2d").getImageData(0, 0, Math.round(80 * devicePixelRatio), node.height);
+  let lightness = 0, weight = 0;
+  for (let i = 0; i < data.length; i += 4) {
+    lightness += (data[i] + data[i + 1] + data[i + 2]) / 3 * data[i + 3];
+    weight += data[i + 3];
+  }
+  return weight ? lightness / weight : -1;
+}"""
+"""Mean lightness of the labels that the timeline draws beside its lanes, 0 to 255; -1 if there are none."""
+
+
+@pytest.mark.parametrize("state", ["finished", "running"])
+def test_the_timeline_has_the_colors_of_the_theme_after_a_switch(open_notebook: Any, state: str) -> None:
+    batches = "loader" if state == "finished" else "itertools.chain.from_iterable(itertools.repeat(loader))"
+    make = MAKE.replace("hang_at=130", "hang_at=-1")
+    notebook = open_notebook(make, f"import itertools\nfor batch in {batches}: pass")
+    page = notebook.page
+    notebook.run_all()
+    page.locator(".nbl-live .nbl-progress", has_text="batch 100 of 100").wait_for()
+    if state == "finished":
+        notebook.wait_until_run(1)
+    timeline = page.locator(".nbl-live .nbl-frame canvas")
+    for theme, is_right in (("Dark", "> 128"), ("Light", "< 128"), ("Dark", "> 128")):
+        page.evaluate(f"() => jupyterapp.commands.execute('apputils:change-theme', {{theme: 'JupyterLab {theme}'}})")
+        page.locator(f"body[data-jp-theme-light='{str(theme == 'Light').lower()}']").wait_for(state="attached")
+        page.wait_for_function(f"(node) => ({LABEL_LIGHTNESS})(node) {is_right}", arg=timeline.element_handle())
+        assert timeline.evaluate(LABEL_LIGHTNESS) >= 0
+
+
 def test_the_view_is_served_by_the_kernel_and_responds_to_theme_width_and_keyboard(
     open_notebook: Any, window: Any
 ) -> None:

@@ -26,7 +26,7 @@ class Controls(Panel):
             "incarnations": [incarnation(w.pid, w.restarts) for w in frame.snapshot.workers],
             "workers": frame.num_workers,
             "maxWorkers": max(frame.snapshot.most_workers, frame.num_workers),
-            "prefetch": frame.prefetch_factor,
+            "prefetch": _ahead(frame),
             "tuning": None if tuning is None else tuning._asdict(),
         }
 
@@ -36,6 +36,16 @@ class Controls(Panel):
             return None
         data = gzip.compress(Trace(loader.events.recent()).to_json().encode(), 6)
         return Reply({"file": f"nbloader-epoch-{max(0, loader.stats().epoch)}.json"}, [data])
+
+
+def _ahead(frame: Frame) -> int | None:
+    """Batches requested ahead, per worker; None without workers.
+
+    This is the window that the loader has, which may follow from what batches take, or from `prefetch`.
+    """
+    if frame.prefetch_factor is None or not frame.num_workers or not frame.snapshot.window:
+        return frame.prefetch_factor
+    return -(-frame.snapshot.window // frame.num_workers)
 
 
 def incarnation(pid: int, restarts: int) -> str:

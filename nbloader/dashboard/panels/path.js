@@ -6,7 +6,7 @@ const TIPS = {
   workers: "Each worker with the batch that it processes, and those in its queue",
   shared: "Batches pass through shared memory; per second, over the same time as the throughput above",
   reorder: "Batches that are there before an earlier one",
-  ready: "Batches in order that wait for your loop, of the size of the prefetch window",
+  ready: "Batches in order that wait for your loop; the window is how many are requested ahead",
   pin: "Batches are pinned, so that the device can read them; mean of the last 200",
   upload: "Batches are copied to the device; mean of the last 200",
   inprocess: "Without workers, batches are fetched and collated between two steps of the loop",

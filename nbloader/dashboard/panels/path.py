@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from nbloader._util.format import age, clean, duration, number, percent, plural
 from nbloader.dashboard.panels.base import Frame, Panel, section
 from nbloader.dashboard.panels.workers import look_of, state_word
+from nbloader.metrics.ages import age_in
 
 if TYPE_CHECKING:
     from nbloader.metrics.snapshot import Snapshot, WorkerStats
@@ -128,7 +129,7 @@ def _remaining(s: Snapshot) -> str:
 
 
 def _workers(s: Snapshot) -> Box:
-    title, note = plural(len(s.workers), "worker"), f"{s.in_flight} of {s.window} in flight"
+    title, note = plural(len(s.workers), "worker"), f"{s.in_flight} in flight"
     stuck = [w.worker for w in s.workers if w.stuck]
     if stuck:
         alarm = f"worker {stuck[0]} is stuck" if len(stuck) == 1 else f"{len(stuck)} workers are stuck"
@@ -178,7 +179,7 @@ def _reorder(s: Snapshot, early: list[int]) -> Box:
 
 
 def _ready(s: Snapshot, ready: list[int]) -> Box:
-    note = f"{s.ready} of {s.window}"
+    note = f"window of {s.window}"
     count = s.ready - len(s.begun)
     if s.state == "running" and _waits_notably(s) and not s.ready:
         return _box("ready", "Ready", note=note, mark="empty", alarm="starved: no batch is ready")
@@ -191,7 +192,8 @@ def _ready(s: Snapshot, ready: list[int]) -> Box:
 
 def _waits_notably(s: Snapshot) -> bool:
     """Whether the loop waits now, and not just for a moment between two batches of a loop that hardly waits."""
-    return s.waiting is not None and (s.waiting >= SHORT_WAIT_S or s.wait_share >= SHORT_WAITS)
+    usually = bool(s.rate_seconds) and s.wait_share >= SHORT_WAITS  # not measured before the first batch
+    return s.waiting is not None and (s.waiting >= SHORT_WAIT_S or usually)
 
 
 def _slowest_after(s: Snapshot) -> str:
@@ -230,7 +232,7 @@ def _in_process(s: Snapshot) -> Box:
 def _loop(s: Snapshot) -> Box:
     if s.waiting is not None and s.state != "paused":
         what = "" if s.waiting_for is None else f" for {s.waiting_for}"
-        text = f"waiting{what}: {_unbroken(age(s.waiting))}"
+        text = f"waiting{what}: {_unbroken(age_in(s, s.waiting))}"
         alarming = _waits_notably(s)
         return _box(
             "loop", "Your loop", note="" if alarming else text, mark="waiting" if alarming else "",

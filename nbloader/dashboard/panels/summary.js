@@ -1,6 +1,6 @@
 // The top of the dashboard: the verdict, the progress of the epoch, four figures, and the cache of samples.
 
-const CALM = 2000;  // ms: numbers in the verdict change at every tick; people want a pause between
+const SPOKEN = 5000;  // ms for which a screen reader finds the sentence that it has spoken
 
 const COMPACT = "nbloader-compact";
 
@@ -89,7 +89,7 @@ export function create(el, api) {
   };
   const tiles = make("div", "nbl-tiles", el);
   const cache = make("p", "nbl-note", el);
-  let written = 0, topic = null;
+  let topic = null, silence = null;
   let compact = false;
   try {
     compact = sessionStorage.getItem(COMPACT) === "1";
@@ -113,15 +113,15 @@ export function create(el, api) {
   };
 
   return {
-    update(data, { reset }) {
-      const due = reset || Date.now() - written > CALM || data.topic !== topic;
-      if (data.topic.split("|")[0] !== topic?.split("|")[0]) write(spoken, data.verdict);
-      if (due) {
-        write(verdict, data.verdict);
-        verdict.title = data.verdict;
-        written = Date.now();
-        topic = data.topic;
+    update(data) {
+      if (data.topic !== topic) {
+        write(spoken, data.verdict);
+        clearTimeout(silence);  // its numbers are those of this moment: it must not be found later
+        silence = setTimeout(() => write(spoken, ""), SPOKEN);
       }
+      topic = data.topic;
+      write(verdict, data.verdict);
+      verdict.title = data.verdict;
       showRemedies(data);
       write(state, data.state);
       state.title = STATES[data.state] ?? "";
@@ -130,9 +130,12 @@ export function create(el, api) {
       if (share === null) bar.removeAttribute("aria-valuenow");
       else bar.setAttribute("aria-valuenow", String(Math.round(100 * share)));
       write(progress, text);
-      data.tiles.forEach((tile, i) => { if (due || !tile.calm || !tiles.children[i]) drawTile(tile, i); });
+      data.tiles.forEach(drawTile);
       write(cache, data.cache && `Cache: ${data.cache}`);
       cache.hidden = !data.cache;
+    },
+    remove() {
+      clearTimeout(silence);
     },
   };
 }

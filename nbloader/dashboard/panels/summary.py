@@ -5,10 +5,11 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from nbloader._util.format import age, clean, duration, number, percent
+from nbloader._util.format import clean, duration, number, percent
 from nbloader.dashboard.panels.base import Frame, Panel
+from nbloader.metrics.ages import age_in
 from nbloader.metrics.snapshot import ENDED
-from nbloader.report.render import cache, time_left
+from nbloader.report.render import cache, so_far, span, throughput, time_left, wait_share
 
 if TYPE_CHECKING:
     from nbloader.metrics.snapshot import Snapshot
@@ -24,10 +25,7 @@ class Summary(Panel):
     name = "summary"
 
     def payload(self, frame: Frame) -> dict[str, Any]:
-        """Return the texts. While the `topic` stays the same, the browser updates the sentence less often.
-
-        The topic has two parts, separated by "|": what the sentence is about, and for how many seconds something hangs.
-        """
+        """Return the texts. Screen readers speak the sentence when its `topic` changes, not with each number."""
         s = frame.snapshot
         stuck = ",".join(str(w.worker) for w in s.workers if w.stuck)
         return {
@@ -36,7 +34,7 @@ class Summary(Panel):
             "outlook": clean(s.outlook.text, 300),
             "suggestions": [suggestion._asdict() for suggestion in s.outlook.suggestions],
             "trial": s.tuning._asdict() if s.tuning is not None and s.tuning.chosen else None,
-            "topic": f"{s.state} {s.epoch} {bool(s.batches_done)} {s.cause} {stuck}|{_hangs_for(s)}",
+            "topic": f"{s.state} {s.epoch} {bool(s.batches_done)} {s.cause} {stuck}",
             "progress": _progress(s),
             "tiles": _tiles(s),
             "cache": cache(s),
@@ -54,13 +52,6 @@ class Summary(Panel):
             f'<div class="nbl-tiles">{"".join(map(_tile_html, payload["tiles"]))}</div>'
             f"{_cache_html(payload['cache'])}"
         )
-
-
-def _hangs_for(s: Snapshot) -> str:
-    """Whole seconds for which something hangs, so that all ages on the page change together; "" if nothing does."""
-    ages = [] if s.stalled is None else [s.stalled]
-    ages += [w.batch_age for w in s.workers if w.stuck and w.batch_age is not None]
-    return ",".join(str(int(seconds)) for seconds in ages)
 
 
 def _sentence(s: Snapshot) -> str:
@@ -99,17 +90,11 @@ TIPS = {
     "Time left": "Until the end of the epoch, at the present throughput",
     "Epoch duration": "From the start of the epoch to its end, pauses included",
     "Loop waiting": "Share of the time in which your loop waited for a batch",
-    "In flight": "Batches that are requested and not delivered; the prefetch window limits them",
+    "In flight": "Batches that workers have been given and that have not arrived. The window is how many are requested "
+    "ahead; while one batch is late, those behind it do not count",
     "Time per batch": "Mean time to fetch and collate one of the last 200 batches; your loop waits meanwhile",
 }
 """Tooltips of the tiles."""
-
-
-def _span(s: Snapshot) -> str:
-    """The time over which rates and shares are shown: the same as in the sentence."""
-    if _ended(s):
-        return "whole epoch"
-    return f"last {duration(s.rate_seconds)}" if s.rate_seconds else "epoch so far"
 
 
 def _ended(s: Snapshot) -> bool:
@@ -123,21 +108,23 @@ def _tiles(s: Snapshot) -> list[dict[str, Any]]:
 
 
 def _throughput(s: Snapshot) -> dict[str, Any]:
-    if _ended(s):
-        samples = s.epoch_rate * s.samples_done / max(1, s.batches_done)
-        return _tile("Throughput", number(s.epoch_rate), "batches/s", f"{number(samples)} samples/s", span=_span(s))
+    rates = throughput(s)
+    if rates is None:
+        return _tile("Throughput", NONE, "", "no batch yet", span=span(s))
     if s.stalled is not None:
-        return _tile("Throughput", number(s.batches_per_second), "batches/s", f"no batch for {age(s.stalled)}")
-    note = f"{number(s.samples_per_second)} samples/s · {number(s.mb_per_second)} MB/s"
-    return _tile("Throughput", number(s.batches_per_second), "batches/s", note, span=_span(s))
+        return _tile("Throughput", number(rates.batches), "batches/s", f"no batch for {age_in(s, s.stalled)}")
+    note = f"{number(rates.samples)} samples/s"
+    if rates.megabytes is not None:
+        note += f" · {number(rates.megabytes)} MB/s"
+    return _tile("Throughput", number(rates.batches), "batches/s", note, span=span(s))
 
 
 def _time(s: Snapshot) -> dict[str, Any]:
-    took = duration(s.elapsed)
+    took = so_far(s)
     if _ended(s):
         return _tile("Epoch duration", took, "", f"{s.samples_done:,} samples")
     if s.stalled is not None:
-        return _tile("Time left", "stalled", f"for {age(s.stalled)}", f"{took} so far")
+        return _tile("Time left", "stalled", f"for {age_in(s, s.stalled)}", f"{took} so far")
     return _tile("Time left", time_left(s) or NONE, "", f"{took} so far{_first(s)}")
 
 
@@ -146,22 +133,22 @@ def _first(s: Snapshot) -> str:
 
 
 def _waiting(s: Snapshot) -> dict[str, Any]:
-    share, note = s.wait_share, ""
+    note = ""
     if _ended(s):
-        share, note = s.wait_share_epoch, f"{duration(s.wait_share_epoch * s.elapsed)} in all"
+        note = f"{duration(s.wait_share_epoch * s.elapsed)} in all"
     elif s.state == "paused":
         note = "paused" if s.waiting_for is None else f"paused before batch {s.waiting_for}"
     elif s.waiting is not None and s.waiting >= SHORT_WAIT_S:
-        note = f"now for batch {NONE if s.waiting_for is None else s.waiting_for}: {age(s.waiting)}"
-    tile = _tile("Loop waiting", percent(share), "of its time", note, span=_span(s))
-    return tile | {"calm": s.stalled is None}
+        note = f"now for batch {NONE if s.waiting_for is None else s.waiting_for}: {age_in(s, s.waiting)}"
+    return _tile("Loop waiting", percent(wait_share(s)), "of its time", note, span=span(s))
 
 
 def _ahead(s: Snapshot) -> dict[str, Any]:
     if not s.workers:
         took = sum(stage.mean for stage in s.stages if stage.name in ("fetch", "collate"))
         return _tile("Time per batch", duration(took / 1e3) if took else NONE, "", "mean of the last 200")
-    return _tile("In flight", str(s.in_flight), f"of {s.window}", f"{s.reordering} reordering · {s.ready} ready")
+    note = f"{s.reordering} reordering · {s.ready} ready · window {s.window}"
+    return _tile("In flight", str(s.in_flight), "batch" if s.in_flight == 1 else "batches", note)
 
 
 def _tile(label: str, value: str, unit: str = "", note: str = "", *, span: str = "") -> dict[str, Any]:
@@ -172,11 +159,10 @@ def _tile(label: str, value: str, unit: str = "", note: str = "", *, span: str =
         value: The figure.
         unit: Unit of the figure.
         note: Text below the figure.
-        span: The time over which the figure was measured; "" if it is the present value. The browser updates a tile
-            with a span together with the sentence, so that their numbers agree.
+        span: The time over which the figure was measured; "" if it is the present value.
     """
     name = f"{label}, {span}" if span else label
-    return {"label": name, "value": value, "unit": unit, "note": note, "tip": TIPS[label], "calm": bool(span)}
+    return {"label": name, "value": value, "unit": unit, "note": note, "tip": TIPS[label]}
 
 
 def _tile_html(tile: dict[str, Any]) -> str:

@@ -8,7 +8,8 @@ from html import escape
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nbloader.dashboard.panels.base import Frame, Panel, section
-from nbloader.events import BatchRecord, EpochEnded, EpochStarted, WorkerDied
+from nbloader.events import BatchRecord, EpochEnded, EpochStarted, LoopStopped, WorkerDied
+from nbloader.metrics.aggregator import LIVE
 from nbloader.metrics.stage_times import returned_at
 from nbloader.report import timeline as description
 from nbloader.report.slices import KINDS, Lane, LaneKind, loop_lane, worker_lane
@@ -42,6 +43,8 @@ class Timeline(Panel):
         self._newest: EpochStarted | None = None
         self._ended: EpochEnded | None = None
         """The end of the newest epoch; None while it runs."""
+        self._stop: LoopStopped | None = None
+        """The error or interrupt that stopped the loop of that epoch; None if there is none or the loop went on."""
         self._losses = False
 
     def news(self, frame: Frame) -> list[Any]:
@@ -50,9 +53,13 @@ class Timeline(Panel):
         for event in frame.events:
             self._timeline.pauses.note(event)
             if isinstance(event, EpochStarted) and (self._newest is None or event.epoch > self._newest.epoch):
-                self._newest, self._ended = event, None
+                self._newest, self._ended, self._stop = event, None, None
             elif isinstance(event, EpochEnded) and self._newest is not None and event.epoch == self._newest.epoch:
                 self._ended = event
+            elif isinstance(event, LoopStopped) and self._newest is not None and event.epoch == self._newest.epoch:
+                self._stop = event
+            elif isinstance(event, BatchRecord) and self._stop is not None and event.requested > self._stop.time:
+                self._stop = None
         begin = frame.now - KEPT_SECONDS * 10**9
         records = [e for e in frame.events if isinstance(e, BatchRecord) and returned_at(e) > begin]
         deaths = [e for e in frame.events if isinstance(e, WorkerDied) and e.time > begin]
@@ -97,7 +104,7 @@ class Timeline(Panel):
             **({"nodes": sorted(set(nodes.values()))} if nodes else {}),
             "pauses": [[frame.ms(begin), frame.ms(end)] for begin, end in pauses],
             "open": list(_open_blocks(s, frame)),
-            "live": s.state in ("starting", "running", "paused"),
+            "live": s.state in LIVE,
             "seconds": SECONDS,
             "epoch": self._epoch_span(frame),
         }
@@ -106,7 +113,8 @@ class Timeline(Panel):
         """Begin and end of the newest epoch, ms. None before the first epoch; the end is None while the epoch runs."""
         if self._newest is None:
             return None
-        return [frame.ms(self._newest.time), None if self._ended is None else frame.ms(self._ended.time)]
+        end = self._ended if self._stop is None or frame.snapshot.state in LIVE else self._stop
+        return [frame.ms(self._newest.time), None if end is None else frame.ms(end.time)]
 
     def html(self, payload: dict[str, Any]) -> str:
         """Return the last seconds as SVG."""
