@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from nbloader.diagnose.causes import CAUSES, UNKNOWN, Cause
-from nbloader.diagnose.parts import INNER, MAJORITY, MIN_BATCHES, SMALL_WAIT, WAIT, Part, divide, keeps_up, waits_once
+from nbloader.diagnose.parts import INNER, MAJORITY, MIN_BATCHES, SMALL_WAIT, WAIT, Part, divide, keeps_up, one_off_wait
 
 if TYPE_CHECKING:
     from nbloader.metrics.evidence import Evidence
@@ -36,7 +36,7 @@ def find_causes(e: Evidence) -> tuple[Finding, ...]:
     if e.batches <= MIN_BATCHES and e.startup_wait + e.stall_wait < MAJORITY:
         return (Finding(UNKNOWN, e.wait_share),)
     shares = divide(e)
-    if e.wait_share < SMALL_WAIT or (keeps_up(e) and waits_once(e) < LARGE_START):
+    if e.wait_share < SMALL_WAIT or (keeps_up(e) and one_off_wait(e) < LARGE_START):
         (loop,) = _attribute(e, shares, Part.STEPS)
         once = max(Part.STARTUP, Part.STALL, key=shares.__getitem__)
         return (loop, *_attribute(e, shares, once)) if e.wait_share >= SMALL_WAIT else (loop,)

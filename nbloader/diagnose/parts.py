@@ -107,15 +107,15 @@ def _first_wait(e: Evidence) -> float:
     return max(e.first_wait, e.startup_wait)
 
 
-def waits_once(e: Evidence) -> float:
+def one_off_wait(e: Evidence) -> float:
     """Share of the span in which the loop waits for first batches and for stalls, which do not recur."""
     return _first_wait(e) + e.stall_wait
 
 
 def keeps_up(e: Evidence) -> bool:
     """Whether the loop hardly waits, apart from first batches and stalls."""
-    once = waits_once(e)
-    return e.wait_share - once < SMALL_WAIT * (1 - once)
+    one_off = one_off_wait(e)
+    return e.wait_share - one_off < SMALL_WAIT * (1 - one_off)
 
 
 def _divide_production(e: Evidence, share: float) -> dict[Part, float]:

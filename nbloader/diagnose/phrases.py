@@ -43,7 +43,7 @@ def own_ms(e: Evidence) -> float:
     return (1 - e.wait_share) * e.seconds * 1e3 / max(1, e.batches)
 
 
-def workers(e: Evidence) -> str:
+def workers_limit(e: Evidence) -> str:
     """How fast the workers are, and how fast the loop could consume batches."""
     own = own_ms(e)
     could = number(1e3 / own) if own > _MIN_STEP_MS else "over 10,000"
@@ -55,22 +55,22 @@ def workers(e: Evidence) -> str:
     )
 
 
-def cpu(e: Evidence) -> str:
+def cpu_share(e: Evidence) -> str:
     """The share of fetching that computes."""
     return percent(split_work(e).fetching.computing)
 
 
-def cores(e: Evidence) -> str:
+def cores_in_use(e: Evidence) -> str:
     """How many cores of this machine the workers and the loop use."""
     return f"{number(cores_used(e))} of {plural(e.cores, 'core')}"
 
 
-def limit(e: Evidence) -> str:
+def usable_cores(e: Evidence) -> str:
     """Which cores workers can use."""
     return f"the {plural(e.cores, 'core')}" if not e.elsewhere else "the cores of their machines"
 
 
-def preempted(e: Evidence, what: str) -> str:
+def preemptions(e: Evidence, what: str) -> str:
     """How often a worker loses its core; "" if not measured."""
     if e.usage is None or e.usage.preempted is None:
         return ""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from nbloader._util.format import number, plural
 from nbloader.diagnose.causes.base import Cause, Remedy, always
 from nbloader.diagnose.parts import Part
-from nbloader.diagnose.phrases import cpu, limit, workers
+from nbloader.diagnose.phrases import cpu_share, usable_cores, workers_limit
 from nbloader.diagnose.work import (
     SATURATED,
     all_used,
@@ -50,9 +50,11 @@ def _remedy_full(e: Evidence) -> Remedy:
 COMPUTE = Cause(
     name="workers_compute",
     takes={Part.COMPUTING: always},
-    sentence=lambda e: f"{workers(e)} Fetching is {cpu(e)} CPU time.",
-    short=lambda e: f"fetching computes for {cpu(e)} of its time",
-    remedy=lambda e: Remedy(f"Use more workers, up to {limit(e)}, or make transforms cheaper.", more_workers=True),
+    sentence=lambda e: f"{workers_limit(e)} Fetching is {cpu_share(e)} CPU time.",
+    short=lambda e: f"fetching computes for {cpu_share(e)} of its time",
+    remedy=lambda e: Remedy(
+        f"Use more workers, up to {usable_cores(e)}, or make transforms cheaper.", more_workers=True
+    ),
 )
 COMPUTE_FULL = Cause(
     name="workers_compute_full",
@@ -63,7 +65,7 @@ COMPUTE_FULL = Cause(
         Part.COMPUTING: all_used,
         Part.QUEUED: always,
     },
-    sentence=lambda e: f"{workers(e)} Fetching is {cpu(e)} CPU time, and {_all_cores(e)}.",
+    sentence=lambda e: f"{workers_limit(e)} Fetching is {cpu_share(e)} CPU time, and {_all_cores(e)}.",
     short=lambda e: f"fetching computes, and {_all_cores(e)}",
     remedy=_remedy_full,
 )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from nbloader._util.format import percent
 from nbloader.diagnose.causes.base import Cause, Remedy
 from nbloader.diagnose.parts import Part
-from nbloader.diagnose.phrases import cores, preempted, workers
+from nbloader.diagnose.phrases import cores_in_use, preemptions, workers_limit
 from nbloader.diagnose.work import CONTENDED, opening_is_queued, split_work, taken_by_others
 
 if TYPE_CHECKING:
@@ -28,11 +28,13 @@ def _queued(e: Evidence) -> float:
 
 def _sentence(e: Evidence) -> str:
     waiting = f"They wait for a core during {percent(_queued(e))} of their work"
-    waiting += preempted(e, ", and each loses its own")
+    waiting += preemptions(e, ", and each loses its own")
     if not _queued(e):  # the cause was found in the loop's own thread
         loop = 0.0 if e.usage is None else e.usage.consumer_core_wait
         waiting = f"The loop's thread waits for a core during {percent(loop)} of the time"
-    return f"{workers(e)} {waiting}, yet workers and loop use only {cores(e)}: other programs use the rest."
+    return (
+        f"{workers_limit(e)} {waiting}, yet workers and loop use only {cores_in_use(e)}: other programs use the rest."
+    )
 
 
 def _short(e: Evidence) -> str:

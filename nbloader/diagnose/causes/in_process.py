@@ -5,7 +5,7 @@ from __future__ import annotations
 from nbloader._util.format import percent
 from nbloader.diagnose.causes.base import Cause, Remedy
 from nbloader.diagnose.parts import MAJORITY, Part
-from nbloader.diagnose.phrases import cpu, millis, own_ms, waits
+from nbloader.diagnose.phrases import cpu_share, millis, own_ms, waits
 from nbloader.diagnose.work import CONTENDED, split_work
 from nbloader.metrics.evidence import Evidence, Place
 
@@ -13,7 +13,7 @@ from nbloader.metrics.evidence import Evidence, Place
 def _sentence(e: Evidence) -> str:
     queued = split_work(e).fetching.queued
     core = f", {percent(queued)} waiting for a core" if queued >= CONTENDED else ""
-    computing = "" if e.fetch_cpu is None else f" ({cpu(e)} of fetching is CPU time{core})"
+    computing = "" if e.fetch_cpu is None else f" ({cpu_share(e)} of fetching is CPU time{core})"
     collating = "" if e.collate_ms < e.fetch_ms else f", {millis(e.collate_ms)} of it to collate"
     return (
         f"Loading is the bottleneck: {waits(e)}, because batches are produced between its steps. Producing one takes "

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from nbloader._util.format import number, plural
 from nbloader.diagnose.causes.base import Cause, Remedy
 from nbloader.diagnose.parts import Part
-from nbloader.diagnose.phrases import cpu, waits
+from nbloader.diagnose.phrases import cpu_share, waits
 from nbloader.diagnose.work import lock_is_taken, takes_turns
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ def _sentence(e: Evidence) -> str:
     loop = 0.0 if e.usage is None else e.usage.loop_cores
     return (
         f"The interpreter lock is the bottleneck: {waits(e)}; {plural(e.workers, 'thread')} compute in turn and "
-        f"together use {number(loop)} of {plural(e.cores, 'core')}, each for {cpu(e)} of its fetching."
+        f"together use {number(loop)} of {plural(e.cores, 'core')}, each for {cpu_share(e)} of its fetching."
     )
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from nbloader.diagnose.causes.base import Cause, Remedy
 from nbloader.diagnose.parts import Part, slow_part
-from nbloader.diagnose.phrases import millis, waits, workers
+from nbloader.diagnose.phrases import millis, waits, workers_limit
 
 if TYPE_CHECKING:
     from nbloader.metrics.evidence import Evidence
@@ -44,7 +44,7 @@ def _applies(e: Evidence) -> bool:
 def _sentence(e: Evidence) -> str:
     worker = _slow_worker(e)
     if worker is None:
-        return workers(e)
+        return workers_limit(e)
     return (
         f"Worker {worker} is slow: its batches take {millis(e.by_worker[worker].median_ms)}, those of the others "
         f"{millis(_usual_ms(e, worker))}, plus {millis(e.reorder_ms)} in the reorder buffer; {waits(e)}."

@@ -34,5 +34,5 @@ STARTUP = Cause(
     short=lambda e: f"start-up, {duration(e.startup or 0.0)} until the first batch",
     remedy=_remedy,
     by_settings=False,
-    discount=1.5,  # the other cause affects later batches
+    discount=1.5,  # other causes affect later batches, too
 )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from nbloader._util.format import percent, plural
 from nbloader.diagnose.causes.base import Cause, Remedy
 from nbloader.diagnose.parts import Part
-from nbloader.diagnose.phrases import cores, preempted, waits
+from nbloader.diagnose.phrases import cores_in_use, preemptions, waits
 from nbloader.diagnose.work import many_threads
 
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ def _sentence(e: Evidence) -> str:
     threads, others = (0, 0.0) if usage is None else (usage.threads, usage.other_threads)
     return (
         f"The workers have too many threads: {waits(e)}; {plural(e.workers, 'worker')} of up to "
-        f"{plural(threads, 'thread')} use {cores(e)}, {percent(others)} of that in other threads than the one that "
-        f"loads{preempted(e, ', which loses its core')}."
+        f"{plural(threads, 'thread')} use {cores_in_use(e)}, {percent(others)} of that in other threads than the one "
+        f"that loads{preemptions(e, ', which loses its core')}."
     )
 
 
