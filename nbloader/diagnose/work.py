@@ -45,12 +45,6 @@ def split_steps(e: Evidence) -> Work | None:
     return Work(computing, queued, 1 - computing - queued)
 
 
-def loop_cpu(e: Evidence) -> float | None:
-    """Share of the loop's own steps in which its thread computed or waited for a core; None if not measured."""
-    steps = split_steps(e)
-    return None if steps is None else steps.computing + steps.queued
-
-
 class SplitWork(NamedTuple):
     """How workers spend the time in which they produce batches."""
 

@@ -6,7 +6,7 @@ from nbloader._util.format import clean, duration, percent, plural
 from nbloader.diagnose.causes.base import Cause, Remedy, always
 from nbloader.diagnose.parts import Part
 from nbloader.diagnose.phrases import millis, own_ms
-from nbloader.diagnose.work import CONTENDED, PYTHON_STEP, loop_cpu, split_steps, taken_by_others
+from nbloader.diagnose.work import CONTENDED, PYTHON_STEP, split_steps, taken_by_others
 from nbloader.metrics.evidence import Evidence, Place
 
 _ROUNDING = 0.05
@@ -14,8 +14,9 @@ _ROUNDING = 0.05
 
 
 def _computes(e: Evidence) -> bool:
-    busy = loop_cpu(e)
-    return busy is not None and busy >= PYTHON_STEP
+    """Whether the loop's thread computes, or waits for a core, during most of the loop's own steps."""
+    steps = split_steps(e)
+    return steps is not None and steps.computing + steps.queued >= PYTHON_STEP
 
 
 def _sentence(e: Evidence) -> str:
@@ -42,7 +43,7 @@ def _steps(e: Evidence) -> str:
     if steps.queued >= CONTENDED:
         parts.append(f"{percent(steps.queued)} waiting for a core")
     rest = f"otherwise waiting{f', for example for {clean(e.device, 40)}' if e.device else ''}"
-    if steps.computing + steps.queued < PYTHON_STEP:
+    if not _computes(e):
         return f", {', '.join(parts)} and {rest}"
     return f", {' and '.join(parts)}"
 
@@ -50,7 +51,7 @@ def _steps(e: Evidence) -> str:
 def _remedy(e: Evidence) -> Remedy:
     steps = split_steps(e)
     text = "Make the loop's step faster."
-    if steps is not None and steps.computing + steps.queued >= PYTHON_STEP:
+    if steps is not None and _computes(e):
         text = "Do less on the loop's own thread."
         if steps.queued > steps.computing and taken_by_others(e):
             text = "Free the cores that other programs use."
