@@ -145,7 +145,7 @@ class Words(SphinxDirective):
     has_content = True
 
     def run(self) -> list[nodes.Node]:
-        """A table in the order of the code."""
+        """A table in the order of the page."""
         words = vocabulary.VOCABULARIES[self.arguments[0]]()
         meanings = vocabulary.meanings(self.content)
         if problem := vocabulary.problem(self.arguments[0], meanings):
@@ -153,7 +153,8 @@ class Words(SphinxDirective):
         colored = any(words.values())
         mark = nodes.literal if self.arguments[0] in ("causes", "stages") else nodes.strong  # or words of the language
         rows = [
-            [[mark(word, word)], *[swatch(color)] * colored, inline(meanings[word])] for word, color in words.items()
+            [[mark(word, word)], *[swatch(words[word])] * colored, inline(meaning)]
+            for word, meaning in meanings.items()
         ]
         return [table(["word", *["color"] * colored, "meaning"], rows)]
 

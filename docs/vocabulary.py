@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from nbloader._util import palette
 from nbloader.dashboard.panels import PANELS
 from nbloader.dashboard.panels.workers import COLUMNS
-from nbloader.diagnose.causes import Cause
+from nbloader.diagnose.causes import BY_NAME
 from nbloader.report.slices import KINDS
 
 
@@ -16,7 +16,7 @@ def _stages() -> dict[str, str]:
 
 
 def _causes() -> dict[str, str]:
-    return {cause.value: palette.cause_color(cause.value) for cause in Cause}
+    return {name: palette.cause_color(name) for name in BY_NAME}
 
 
 def _states() -> dict[str, str]:

@@ -17,10 +17,12 @@ from nbloader._util.format import percent
 from nbloader.dashboard.panels.base import Frame
 from nbloader.dashboard.panels.path import describe
 from nbloader.dashboard.panels.summary import Summary
-from nbloader.diagnose.causes import LARGE_START, SMALL_WAIT, Cause, split_work
+from nbloader.diagnose.findings import LARGE_START
 from nbloader.diagnose.outlook import Present, changes, outlook
-from nbloader.diagnose.sentences import verdict
+from nbloader.diagnose.parts import INNER, SMALL_WAIT, Part, divide
+from nbloader.diagnose.verdict import verdict
 from nbloader.diagnose.what_if import Prediction
+from nbloader.diagnose.work import split_work
 from nbloader.events import BatchRecord, EpochEnded, EpochStarted
 from nbloader.metrics.evidence import Evidence, Place
 from nbloader.metrics.snapshot import Snapshot, Verdict
@@ -92,6 +94,16 @@ def test_production_is_divided_without_rest(e: Evidence):
     for work in split_work(e):
         assert min(work) >= 0
         assert sum(work) == pytest.approx(1)
+
+
+@settings(max_examples=300)
+@given(any_evidence)
+def test_the_parts_within_a_part_of_the_time_add_up_to_it(e: Evidence):
+    found = divide(e)
+    assert found.keys() == set(Part)
+    for part, inner in INNER.items():
+        assert sum(found[p] for p in inner) == pytest.approx(found[part])
+        assert min(found[p] for p in inner) >= -1e-12, "but for rounding"
 
 
 # ---- recorded runs
@@ -268,5 +280,5 @@ def test_a_thinned_out_sample_has_no_rhythm():
 def test_a_loop_that_waits_for_a_reloaded_dataset_is_not_the_bottleneck():
     e = measure((), SpanOptions(span="epoch", seconds=5.0, wait_share=0.9, batches=80, workers=2, place=Place.PROCESSES,
                                 cores=4, window=4))  # fmt: skip
-    assert verdict(e).cause == Cause.UNKNOWN
+    assert verdict(e).cause == "unknown"
     assert_consistent(verdict(e), e)

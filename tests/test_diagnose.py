@@ -17,9 +17,10 @@ from planted import FOREIGN, WORKLOADS, run, workloads
 
 from nbloader import DataLoader
 from nbloader._platform import ContextSwitches, CpuTimes
-from nbloader.diagnose.causes import Cause, Finding, find_causes
+from nbloader.diagnose.causes import BY_NAME
 from nbloader.diagnose.common import in_common
-from nbloader.diagnose.sentences import verdict
+from nbloader.diagnose.findings import find_causes
+from nbloader.diagnose.verdict import verdict
 from nbloader.events import BatchRecord, Machine, NodeTransfer
 from nbloader.events.pauses import Pauses
 from nbloader.metrics.evidence import Evidence, MachineLoad, MakeTime, Place, SampleFacts, SlowBatch
@@ -55,195 +56,195 @@ def evidence(base: dict[str, Any], changes: dict[str, Any]) -> Evidence:
     return Evidence(**(base | changes))
 
 
-ALONE: list[tuple[str, Cause, dict[str, Any], dict[str, Any], str]] = [
-    ("healthy", Cause.CONSUMER, HEALTHY, {}, "it waited 2 % of the epoch's 5.0 s; the loader keeps 3.9 batches ready"),
-    ("healthy, 9 %", Cause.CONSUMER, HEALTHY, {"wait_share": 0.09, "producing_wait": 0.09}, "waited 9 %"),
-    ("device step", Cause.CONSUMER, HEALTHY, {"usage": usage(consumer_cpu=0.1), "device": "cuda:0"},
+ALONE: list[tuple[str, str, dict[str, Any], dict[str, Any], str]] = [
+    ("healthy", "consumer", HEALTHY, {}, "it waited 2 % of the epoch's 5.0 s; the loader keeps 3.9 batches ready"),
+    ("healthy, 9 %", "consumer", HEALTHY, {"wait_share": 0.09, "producing_wait": 0.09}, "waited 9 %"),
+    ("device step", "consumer", HEALTHY, {"usage": usage(consumer_cpu=0.1), "device": "cuda:0"},
      "10 % of it computing on its own thread and otherwise waiting, for example for cuda:0."),
-    ("step that waits, no device", Cause.CONSUMER, HEALTHY, {"usage": usage(consumer_cpu=0.1)},
+    ("step that waits, no device", "consumer", HEALTHY, {"usage": usage(consumer_cpu=0.1)},
      "10 % of it computing on its own thread and otherwise waiting. A faster loader does not help."),
-    ("just in time", Cause.CONSUMER, HEALTHY, {"ready": 0.1}, "5.0 s, and the loop spends 49.0 ms per batch"),
-    ("loop in Python", Cause.CONSUMER_PYTHON, HEALTHY, {"usage": usage(consumer_cpu=0.9)}, "Do less on the loop's own"),
-    ("loop in Python, busy machine", Cause.CONSUMER_PYTHON, HEALTHY,
+    ("just in time", "consumer", HEALTHY, {"ready": 0.1}, "5.0 s, and the loop spends 49.0 ms per batch"),
+    ("loop in Python", "consumer_python", HEALTHY, {"usage": usage(consumer_cpu=0.9)}, "Do less on the loop's own"),
+    ("loop in Python, busy machine", "consumer_python", HEALTHY,
      {"usage": usage(consumer_cpu=0.5, consumer_core_wait=0.4)},
      "51 % of it computing on its own thread and 41 % waiting for a core"),
-    ("waiting", Cause.WAIT, BUSY, {}, "Use more workers, even beyond the 8 cores. Workers are the bottleneck"),
-    ("waiting, busy machine", Cause.WAIT, BUSY, {"usage": usage(core_wait=0.1)}, "waiting (disk"),
-    ("computing, cores free", Cause.COMPUTE, COMPUTING, {}, "Use more workers, up to the 8 cores, or make"),
-    ("computing, no core free", Cause.COMPUTE_FULL, COMPUTING, {"cores": 2},
+    ("waiting", "workers_wait", BUSY, {}, "Use more workers, even beyond the 8 cores. Workers are the bottleneck"),
+    ("waiting, busy machine", "workers_wait", BUSY, {"usage": usage(core_wait=0.1)}, "waiting (disk"),
+    ("computing, cores free", "workers_compute", COMPUTING, {}, "Use more workers, up to the 8 cores, or make"),
+    ("computing, no core free", "workers_compute_full", COMPUTING, {"cores": 2},
      "Fetching is 97 % CPU time, and workers and loop use 1.85 of 2 cores. More workers do not help"),
-    ("computing, own use is full", Cause.COMPUTE_FULL, BUSY,
+    ("computing, own use is full", "workers_compute_full", BUSY,
      {"fetch_cpu": 0.45, "cores": 2, "usage": usage(core_wait=0.5, worker_cores=0.9)}, "Make transforms cheaper"),
-    ("cores taken", Cause.CORES_TAKEN, BUSY,
+    ("cores taken", "cores_taken", BUSY,
      {"fetch_cpu": 0.4, "cores": 2, "usage": usage(core_wait=0.5, worker_cores=0.4)}, "during 53 % of their work"),
-    ("collate computes", Cause.COLLATE, BUSY, {"fetch_ms": 10.0, "collate_ms": 85.0},
+    ("collate computes", "collate", BUSY, {"fetch_ms": 10.0, "collate_ms": 85.0},
      "89 % of the workers' time, 100 %"),
-    ("collate waits", Cause.COLLATE, BUSY, {"fetch_ms": 10.0, "collate_ms": 85.0, "collate_cpu": 0.02},
+    ("collate waits", "collate", BUSY, {"fetch_ms": 10.0, "collate_ms": 85.0, "collate_cpu": 0.02},
      "2 % of it CPU"),
-    ("slow worker", Cause.SLOW_WORKER, BUSY,
+    ("slow worker", "worker", BUSY,
      {"by_worker": {0: MakeTime(50, 30.0, 29.0), 1: MakeTime(9, 300.0, 290.0)}, "reorder_ms": 80.0},
      "Worker 1 is slow: its batches take 300 ms, those of the others 30.0 ms"),
-    ("slow samples", Cause.SLOW_SAMPLES, BUSY,
+    ("slow samples", "slow_samples", BUSY,
      {"slow_share": 0.85, "slow_every": 50.0, "slow_ms": 100.0, "sample_ms": 1.0, "slow_workers": 2,
       "slow_indices": (50, 100, 150, 200, 350, 400), "usual_indices": tuple(range(7, 400, 3))},
      "one of 50 samples takes 100 ms, the others 1.00 ms: 85 % of the workers' time. They are those with index % 50 "),
-    ("slow samples, by chance in one worker", Cause.SLOW_SAMPLES, BUSY,
+    ("slow samples, by chance in one worker", "slow_samples", BUSY,
      {"slow_share": 0.85, "slow_every": 20.0, "slow_workers": 2, "slow_ms": 100.0, "reorder_ms": 50.0,
       "by_worker": {0: MakeTime(9, 30.0, 29.0), 1: MakeTime(7, 100.0, 90.0)}, "slow_indices": (3, 8)},
      "Slowest: 3, 8."),
-    ("samples that waited for a core", Cause.CORES_TAKEN, BUSY,
+    ("samples that waited for a core", "cores_taken", BUSY,
      {"slow_share": 0.6, "slow_every": 20.0, "slow_ms": 30.0, "slow_workers": 2, "fetch_cpu": 0.2, "cores": 2,
       "usage": usage(core_wait=0.7, worker_cores=0.2)}, "other programs use the rest"),
-    ("slow samples on a busy machine", Cause.SLOW_SAMPLES, BUSY,
+    ("slow samples on a busy machine", "slow_samples", BUSY,
      {"slow_share": 0.85, "slow_every": 50.0, "slow_ms": 100.0, "sample_ms": 1.0, "slow_workers": 2,
       "slow_indices": (3, 8), "usage": usage(core_wait=0.2)}, "one of 50 samples takes 100 ms"),
-    ("one stall", Cause.STALL, BUSY,
+    ("one stall", "stall", BUSY,
      {"stall_wait": 0.6, "stalls": 1, "producing_wait": 0.2, "worst": WORST, "utilization": 0.5, "full": 0.0},
      "The longest, 3.1 s, was for batch 42, slowest sample 683; a batch usually takes 95.0 ms"),
-    ("hang, ended by a restart", Cause.STALL, BUSY,
+    ("hang, ended by a restart", "stall", BUSY,
      {"stall_wait": 0.7, "stalls": 1, "producing_wait": 0.1, "worst": WORST._replace(attempt=2)},
      "was lost (attempt 2)"),
-    ("window", Cause.WINDOW, BUSY, {"workers": 4, "window": 1, "utilization": 0.25, "full": 1.0},
+    ("window", "window", BUSY, {"workers": 4, "window": 1, "utilization": 0.25, "full": 1.0},
      "are busy 25 % of the time; the window of 1 batch was full at 100 % of the deliveries. More workers do not help."),
-    ("window of some batches", Cause.WINDOW, BUSY, {"workers": 4, "window": 4, "utilization": 0.25, "full": 1.0},
+    ("window of some batches", "window", BUSY, {"workers": 4, "window": 4, "utilization": 0.25, "full": 1.0},
      "Use a larger prefetch_factor. The prefetch window is too small"),
-    ("dataset that was reloaded", Cause.UNKNOWN, {},
+    ("dataset that was reloaded", "unknown", {},
      {"span": "epoch", "batches": 80, "seconds": 5.0, "wait_share": 0.9},
      "the loop waited 90 % of the epoch's 5.0 s, but no batch has been measured"),
-    ("pickled objects", Cause.PICKLE, BUSY,
+    ("pickled objects", "pickle", BUSY,
      {"fetch_ms": 10.0, "collate_ms": 40.0, "pickled": 2e6, "opening_wait": 0.4, "producing_wait": 0.4},
      "2.00 MB of each"),
-    ("transport by pickle", Cause.PICKLE, BUSY,
+    ("transport by pickle", "pickle", BUSY,
      {"transport_ms": 150.0, "by_pickle": 1.0, "nbytes": 4e7}, "40.0 MB of each batch are pickled"),
-    ("transport", Cause.TRANSPORT, BUSY, {"transport_ms": 150.0, "nbytes": 4e7}, "150 ms from worker to loop"),
-    ("transfer from nodes", Cause.TRANSPORT, BUSY,
+    ("transport", "transport", BUSY, {"transport_ms": 150.0, "nbytes": 4e7}, "150 ms from worker to loop"),
+    ("transfer from nodes", "transport", BUSY,
      {"transport_ms": 150.0, "transfer_ms": 21.0, "nbytes": 8e6, "nodes": 2},
      "8.00 MB takes 150 ms from worker to loop (its node needs 21.0 ms to send it, after earlier ones)"),
-    ("computing on another machine, where cores are free", Cause.COMPUTE, COMPUTING,
+    ("computing on another machine, where cores are free", "workers_compute", COMPUTING,
      {"cores": 2, "elsewhere": (MachineLoad(2, 8),), "usage": usage(loop_cores=0.3)},
      "Use more workers, up to the cores of their machines"),
-    ("computing here, and cores are free elsewhere", Cause.COMPUTE, COMPUTING,
+    ("computing here, and cores are free elsewhere", "workers_compute", COMPUTING,
      {"cores": 2, "workers": 4, "elsewhere": (MachineLoad(2, 8),), "usage": usage(worker_cores=0.95)},
      "Use more workers, up to the cores of their machines"),
-    ("all cores of other machines are used", Cause.COMPUTE_FULL, BUSY,
+    ("all cores of other machines are used", "workers_compute_full", BUSY,
      {"fetch_cpu": 0.5, "workers": 8, "elsewhere": (MachineLoad(4, 2), MachineLoad(4, 2)), "usage": usage()},
      "workers use 4.00 of the 4 cores of 2 other machines."),
-    ("all cores here and elsewhere are used", Cause.COMPUTE_FULL, COMPUTING,
+    ("all cores here and elsewhere are used", "workers_compute_full", COMPUTING,
      {"cores": 2, "workers": 4, "elsewhere": (MachineLoad(2, 2),), "usage": usage(worker_cores=0.9)},
      "workers use 1.85 of the 2 cores of 1 other machine, and 1.85 of 2 cores of this one"),
-    ("waiting on other machines", Cause.WAIT, BUSY, {"elsewhere": (MachineLoad(2, 4),)},
+    ("waiting on other machines", "workers_wait", BUSY, {"elsewhere": (MachineLoad(2, 4),)},
      "Use more workers, even beyond the cores of their machines"),
-    ("cores of this machine are taken, and the workers are elsewhere", Cause.WAIT, BUSY,
+    ("cores of this machine are taken, and the workers are elsewhere", "workers_wait", BUSY,
      {"workers": 4, "elsewhere": (MachineLoad(3, 8),), "cores": 2,
       "usage": usage(core_wait=0.6, worker_cores=0.1, major_faults=9000.0, locked=0.9, looks=40)}, "95 % waiting"),
-    ("huge batches", Cause.HUGE, BUSY, {"fetch_ms": 5.0, "collate_ms": 60.0, "nbytes": 1.2e8}, "(2.00 GB/s)"),
-    ("start-up", Cause.STARTUP, BUSY,
+    ("huge batches", "huge_batches", BUSY, {"fetch_ms": 5.0, "collate_ms": 60.0, "nbytes": 1.2e8}, "(2.00 GB/s)"),
+    ("start-up", "startup", BUSY,
      {"startup_wait": 0.7, "producing_wait": 0.1, "startup": 3.6, "worker_startup": 3.0},
      "the first batch came after 3.6 s, of which the workers took 3.0 s to start"),
-    ("no workers", Cause.IN_PROCESS, BUSY, {"place": Place.CONSUMER, "workers": 1}, "Use num_workers=2 or more"),
-    ("no workers, one core", Cause.IN_PROCESS, COMPUTING, {"place": Place.CONSUMER, "workers": 1, "cores": 1},
+    ("no workers", "in_process", BUSY, {"place": Place.CONSUMER, "workers": 1}, "Use num_workers=2 or more"),
+    ("no workers, one core", "in_process", COMPUTING, {"place": Place.CONSUMER, "workers": 1, "cores": 1},
      "Make samples cheaper: there is one core"),
-    ("no workers, other programs", Cause.IN_PROCESS, BUSY,
+    ("no workers, other programs", "in_process", BUSY,
      {"place": Place.CONSUMER, "workers": 1, "fetch_cpu": 0.4, "usage": usage(consumer_core_wait=0.5)},
      "Free the cores that other programs use, or use num_workers=2 or more. Loading is the bottleneck"),
-    ("interpreter lock", Cause.INTERPRETER_LOCK, BUSY,
+    ("interpreter lock", "interpreter_lock", BUSY,
      {"place": Place.THREADS, "workers": 4, "fetch_cpu": 0.25, "usage": usage(loop_cores=1.0)}, "workers='process'"),
-    ("interpreter lock, threads that cannot begin", Cause.INTERPRETER_LOCK, BUSY,
+    ("interpreter lock, threads that cannot begin", "interpreter_lock", BUSY,
      {"place": Place.THREADS, "workers": 4, "fetch_cpu": 0.35, "utilization": 0.6, "usage": usage(loop_cores=0.99)},
      "use 0.99 of 8 cores"),
-    ("interpreter lock, a loop that cannot go on", Cause.INTERPRETER_LOCK, BUSY,
+    ("interpreter lock, a loop that cannot go on", "interpreter_lock", BUSY,
      {"place": Place.THREADS, "workers": 4, "fetch_cpu": 0.3, "producing_wait": 0.3, "opening_wait": 0.5,
       "usage": usage(loop_cores=0.99)}, "workers='process'"),
-    ("interpreter lock, slow steps", Cause.INTERPRETER_LOCK, HEALTHY,
+    ("interpreter lock, slow steps", "interpreter_lock", HEALTHY,
      {"place": Place.THREADS, "workers": 4, "fetch_cpu": 0.3, "utilization": 0.75,
       "usage": usage(loop_cores=0.99, consumer_cpu=0.07)}, "the loop waited 2 % of the epoch's 5.0 s"),
-    ("healthy, threads", Cause.CONSUMER, HEALTHY,
+    ("healthy, threads", "consumer", HEALTHY,
      {"place": Place.THREADS, "workers": 4, "fetch_cpu": 0.3, "utilization": 0.5, "usage": usage(loop_cores=0.7)},
      "it waited 2 %"),
-    ("threads that wait", Cause.WAIT, BUSY, {"place": Place.THREADS, "workers": 4, "usage": usage(loop_cores=0.2)},
+    ("threads that wait", "workers_wait", BUSY, {"place": Place.THREADS, "workers": 4, "usage": usage(loop_cores=0.2)},
      "waiting"),
-    ("threads that compute outside the lock", Cause.COMPUTE, COMPUTING,
+    ("threads that compute outside the lock", "workers_compute", COMPUTING,
      {"place": Place.THREADS, "usage": usage(loop_cores=1.9)}, "Use more workers"),
-    ("lock", Cause.LOCK, BUSY, {"workers": 4, "usage": usage(locked=0.74, looks=40)}, "at 74 % of 40 looks"),
-    ("too few looks for a lock", Cause.WAIT, BUSY, {"workers": 4, "usage": usage(locked=0.74, looks=5)}, "waiting"),
-    ("threads", Cause.THREADS, BUSY,
+    ("lock", "lock", BUSY, {"workers": 4, "usage": usage(locked=0.74, looks=40)}, "at 74 % of 40 looks"),
+    ("too few looks for a lock", "workers_wait", BUSY, {"workers": 4, "usage": usage(locked=0.74, looks=5)}, "waiting"),
+    ("threads", "threads", BUSY,
      {"fetch_cpu": 0.9, "cores": 2, "usage": usage(threads=8, other_threads=0.6, worker_cores=0.95)},
      "up to 8 threads"),
-    ("threads that lose their cores", Cause.THREADS, BUSY,
+    ("threads that lose their cores", "threads", BUSY,
      {"fetch_cpu": 0.9, "cores": 2,
       "usage": usage(threads=8, other_threads=0.6, worker_cores=0.95, preempted=956.0)},
      "in other threads than the one that loads, which loses its core 956 times a second. More workers do not"),
-    ("threads that keep their cores", Cause.COMPUTE_FULL, BUSY,
+    ("threads that keep their cores", "workers_compute_full", BUSY,
      {"fetch_cpu": 0.9, "cores": 2, "usage": usage(threads=8, other_threads=0.6, worker_cores=0.95, preempted=2.0)},
      "More workers do not"),
-    ("cores taken, with switches", Cause.CORES_TAKEN, BUSY,
+    ("cores taken, with switches", "cores_taken", BUSY,
      {"fetch_cpu": 0.4, "cores": 2, "usage": usage(core_wait=0.5, worker_cores=0.4, preempted=214.0)},
      "during 53 % of their work, and each loses its own 214 times a second, yet workers and loop use only 0.80"),
-    ("sampler", Cause.SAMPLER, BUSY,
+    ("sampler", "sampler", BUSY,
      {"sampler_wait": 0.75, "producing_wait": 0.05, "utilization": 0.1}, "draws indices (37.5 ms per batch)"),
-    ("memory", Cause.MEMORY, BUSY, {"usage": usage(major_faults=8000.0)}, "reads 8,000 pages a second back"),
-    ("upload", Cause.UPLOAD, BUSY, {"placing_wait": 0.7, "producing_wait": 0.1, "device": "cuda:0"},
+    ("memory", "memory", BUSY, {"usage": usage(major_faults=8000.0)}, "reads 8,000 pages a second back"),
+    ("upload", "upload", BUSY, {"placing_wait": 0.7, "producing_wait": 0.1, "device": "cuda:0"},
      "transfer to cuda:0"),
-    ("idle workers, unexplained", Cause.UNKNOWN, BUSY, {"utilization": 0.1, "full": 0.0}, "busy only 10 % of the time"),
-    ("too few batches", Cause.UNKNOWN, BUSY, {"batches": 2},
+    ("idle workers, unexplained", "unknown", BUSY, {"utilization": 0.1, "full": 0.0}, "busy only 10 % of the time"),
+    ("too few batches", "unknown", BUSY, {"batches": 2},
      "Cannot tell yet what limits the loop: 2 batches are too few"),
-    ("nothing known", Cause.UNKNOWN, {}, {}, "Cannot tell yet"),
+    ("nothing known", "unknown", {}, {}, "Cannot tell yet"),
 ]  # fmt: skip
 
 
 @pytest.mark.unit
 @pytest.mark.parametrize(("cause", "base", "changes", "words"), [c[1:] for c in ALONE], ids=[c[0] for c in ALONE])
-def test_each_cause_alone(cause: Cause, base: dict[str, Any], changes: dict[str, Any], words: str):
+def test_each_cause_alone(cause: str, base: dict[str, Any], changes: dict[str, Any], words: str):
     e = evidence(base, changes)
     found = verdict(e)
-    assert (found.cause, found.also) == (cause.value, "")
+    assert (found.cause, found.also) == (cause, "")
     assert words in found.sentence
-    if cause is not Cause.UNKNOWN:
+    if cause != "unknown":
         assert "of the epoch's 5.0 s" in found.sentence, "it says over which time"
         assert "of the last 5.0 s" in verdict(dataclasses.replace(e, span="now")).sentence
     assert len(found.sentence) < 520, "longer ones do not fit on the dashboard after the state of an epoch"
 
 
-PAIRS: list[tuple[str, Cause, Cause, dict[str, Any], str]] = [
-    ("waiting and collate", Cause.WAIT, Cause.COLLATE, {"fetch_ms": 60.0, "collate_ms": 40.0},
+PAIRS: list[tuple[str, str, str, dict[str, Any], str]] = [
+    ("waiting and collate", "workers_wait", "collate", {"fetch_ms": 60.0, "collate_ms": 40.0},
      "collating takes 40.0 ms"),
-    ("computing and waiting", Cause.COMPUTE, Cause.WAIT, {"fetch_cpu": 0.6}, "for 40 % of its time"),
-    ("waiting and cores taken", Cause.WAIT, Cause.CORES_TAKEN, {"fetch_cpu": 0.1, "usage": usage(core_wait=0.25)},
+    ("computing and waiting", "workers_compute", "workers_wait", {"fetch_cpu": 0.6}, "for 40 % of its time"),
+    ("waiting and cores taken", "workers_wait", "cores_taken", {"fetch_cpu": 0.1, "usage": usage(core_wait=0.25)},
      "core"),
-    ("start-up and waiting", Cause.STARTUP, Cause.WAIT, {"startup_wait": 0.5, "producing_wait": 0.3}, "fetching waits"),
-    ("waiting and start-up", Cause.WAIT, Cause.STARTUP, {"startup_wait": 0.42, "producing_wait": 0.38},
+    ("start-up and waiting", "startup", "workers_wait", {"startup_wait": 0.5, "producing_wait": 0.3}, "fetching waits"),
+    ("waiting and start-up", "workers_wait", "startup", {"startup_wait": 0.42, "producing_wait": 0.38},
      "until the first"),
-    ("stall and waiting", Cause.STALL, Cause.WAIT, {"stall_wait": 0.5, "stalls": 1, "producing_wait": 0.3}, "fetching"),
-    ("sampler and waiting", Cause.SAMPLER, Cause.WAIT, {"sampler_wait": 0.5, "producing_wait": 0.3}, "fetching waits"),
-    ("upload and collate", Cause.UPLOAD, Cause.COLLATE,
+    ("stall and waiting", "stall", "workers_wait", {"stall_wait": 0.5, "stalls": 1, "producing_wait": 0.3}, "fetching"),
+    ("sampler and waiting", "sampler", "workers_wait", {"sampler_wait": 0.5, "producing_wait": 0.3}, "fetching waits"),
+    ("upload and collate", "upload", "collate",
      {"placing_wait": 0.5, "producing_wait": 0.3, "fetch_ms": 2.0, "collate_ms": 90.0}, "collating takes 90.0 ms"),
-    ("waiting and window", Cause.WAIT, Cause.WINDOW, {"workers": 4, "window": 2, "utilization": 0.6},
+    ("waiting and window", "workers_wait", "window", {"workers": 4, "window": 2, "utilization": 0.6},
      "the window of 2 batches was full at 90 % of the deliveries."),
-    ("collate that computes next to other programs", Cause.CORES_TAKEN, Cause.COLLATE,
+    ("collate that computes next to other programs", "cores_taken", "collate",
      {"fetch_ms": 10.0, "collate_ms": 85.0, "collate_cpu": 0.4, "cores": 2,
       "usage": usage(core_wait=0.6, worker_cores=0.4)}, "collating takes 34.0 ms, apart from waiting for a core, of"),
-    ("waiting, and collating beside other programs", Cause.WAIT, Cause.CORES_TAKEN,
+    ("waiting, and collating beside other programs", "workers_wait", "cores_taken",
      {"fetch_ms": 60.0, "collate_ms": 35.0, "collate_cpu": 0.3, "usage": usage(core_wait=0.3)},
      "workers wait for a core during 32 % of their work"),
-    ("slow samples and collate", Cause.SLOW_SAMPLES, Cause.COLLATE,
+    ("slow samples and collate", "slow_samples", "collate",
      {"fetch_ms": 60.0, "collate_ms": 40.0, "slow_share": 0.55, "slow_every": 40.0}, "collating takes"),
-    ("lock and computing", Cause.LOCK, Cause.COMPUTE,
+    ("lock and computing", "lock", "workers_compute",
      {"fetch_cpu": 0.3, "usage": usage(locked=0.6, looks=20)}, "fetching computes for 30 %"),
 ]  # fmt: skip
 
 
 @pytest.mark.unit
 @pytest.mark.parametrize(("first", "second", "changes", "words"), [c[1:] for c in PAIRS], ids=[c[0] for c in PAIRS])
-def test_pairs_of_causes(first: Cause, second: Cause, changes: dict[str, Any], words: str):
+def test_pairs_of_causes(first: str, second: str, changes: dict[str, Any], words: str):
     found = verdict(evidence(BUSY, changes))
-    assert (found.cause, found.also) == (first.value, second.value)
+    assert (found.cause, found.also) == (first, second)
     assert words in found.sentence.partition(" Also, ")[2]
 
 
 @pytest.mark.unit
 def test_a_loader_that_keeps_up_but_for_its_start_is_healthy():
     e = evidence(HEALTHY, {"wait_share": 0.25, "startup_wait": 0.22, "startup": 0.9})
-    assert find_causes(e) == (Finding(Cause.CONSUMER, 0.75), Finding(Cause.STARTUP, 0.22))
+    assert [(f.cause.name, f.share) for f in find_causes(e)] == [("consumer", 0.75), ("startup", 0.22)]
     assert "Also, 88 % of the wait: start-up, 900 ms until the first batch." in verdict(e).sentence
     assert verdict(evidence(HEALTHY, {"wait_share": 0.5, "startup_wait": 0.48})).cause == "startup"
     soon = evidence(HEALTHY, {"wait_share": 0.16, "first_wait": 0.14, "startup_wait": 0.02, "startup": 0.7})
@@ -290,7 +291,7 @@ any_evidence = st.builds(
 @given(any_evidence)
 def test_any_evidence_has_a_verdict(e: Evidence):
     found = verdict(e)
-    assert found.cause in set(Cause)
+    assert found.cause in BY_NAME
     assert found.also != found.cause
     assert "nan" not in found.sentence
     assert "inf" not in found.sentence
@@ -473,7 +474,7 @@ def test_batches_that_a_worker_fetches_at_the_same_time_share_its_time():
     e = measure(records, span(records))
     assert e.overlap == pytest.approx(10, rel=0.15)
     assert (e.utilization, e.slow_share) == (1.0, 0.0)
-    assert find_causes(e)[0].cause is Cause.COLLATE  # 80 ms of each batch, one after the other
+    assert find_causes(e)[0].cause.name == "collate"  # 80 ms of each batch, one after the other
     quick = [r._replace(fetched=r.collated - MS) for r in records]
     e = measure(quick, span(quick))
     assert e.fetch_ms + e.collate_ms == pytest.approx(80, rel=0.05)

@@ -21,7 +21,7 @@ import pytest
 from nbloader import DataLoader
 from nbloader.cache import process_cache
 from nbloader.cache.file_version import SETTLED
-from nbloader.diagnose.causes import Cause
+from nbloader.diagnose.causes import BY_NAME
 
 unit = pytest.mark.unit
 ROOT = pathlib.Path(__file__).parents[1]
@@ -115,11 +115,18 @@ def test_the_table_of_packages_has_the_order_of_the_import_contract():
 
 @unit
 def test_each_cause_of_a_verdict_is_a_leaf_and_a_section_of_the_page_about_slow_loaders():
-    causes = {cause.value for cause in Cause} - {"unknown"}
+    causes = BY_NAME.keys() - {"unknown"}
     page = (SITE / "slow.md").read_text(encoding="utf-8")
     leaves = re.findall(r'href="#([\w-]+)"', (SITE / "_static" / "slow.svg").read_text(encoding="utf-8"))
     assert {leaf.replace("-", "_") for leaf in leaves} == causes
     assert set(re.findall(r"^## (\w+)$", page, re.MULTILINE)) == causes
+
+
+@unit
+def test_the_page_about_the_diagnosis_says_how_each_cause_is_found():
+    page = prose(SITE / "diagnosis.md")
+    section = page[page.index("## How a cause is found") :].partition("\n## ")[0]
+    assert BY_NAME.keys() <= set(re.findall(r"`(\w+)`", section))
 
 
 @unit

@@ -1,8 +1,8 @@
 """Describe what a loader is doing and what limits the loop, in sentences with numbers. Pure.
 
     state, stuck workers, start-up (here)   ->  headline
-    evidence of the last seconds   ->  causes -> sentences  ->  what limits the loop now
-    evidence of the epoch          ->  causes -> sentences  ->  what limited it over the epoch
+    evidence of the last seconds   ->  parts -> causes -> verdict  ->  what limits the loop now
+    evidence of the epoch          ->  parts -> causes -> verdict  ->  what limited it over the epoch
 
 The headline is the state of a loader that is new, paused or starting, or names a stuck worker. Otherwise it is the
 verdict about the last seconds. After the end of an epoch, also after `close()`, it is the verdict about the epoch.
@@ -13,9 +13,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nbloader._util.format import age, clean, duration, percent, plural
-from nbloader.diagnose.causes import MIN_BATCHES, SMALL_WAIT, Cause
+from nbloader.diagnose.causes import UNKNOWN
 from nbloader.diagnose.common import in_common
-from nbloader.diagnose.sentences import verdict
+from nbloader.diagnose.parts import MIN_BATCHES, SMALL_WAIT
+from nbloader.diagnose.verdict import verdict
 from nbloader.metrics.ages import age_in
 from nbloader.metrics.evidence import Diagnosis
 from nbloader.metrics.snapshot import Verdict
@@ -89,7 +90,7 @@ def _after_epoch(s: Snapshot, status: LoaderStatus, whole: Verdict) -> Verdict:
         head = _stopped(s, status, status.stopped)
     if s.state == "closed" and status.ended != "closed":
         head += ", and the loader is closed"
-    if whole.cause == Cause.UNKNOWN and s.batches_done <= MIN_BATCHES:
+    if whole.cause == UNKNOWN.name and s.batches_done <= MIN_BATCHES:
         waited = f"the loop waited {percent(s.wait_share_epoch)} of the time"
         return Verdict("idle", f"{head}; {waited}. These are too few batches to tell why.")
     return whole._replace(sentence=f"{head}. {whole.sentence}")

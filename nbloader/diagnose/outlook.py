@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from nbloader._util.format import plural
-from nbloader.diagnose.causes import Cause
+from nbloader.diagnose.causes import BY_NAME, CAUSES
+from nbloader.diagnose.causes.slow_worker import SLOW_WORKER
 from nbloader.diagnose.tune import MAX_PREFETCH
-from nbloader.diagnose.what_if import UNMODELED
 from nbloader.metrics.snapshot import NO_VERDICT, Outlook, Suggestion
 
 if TYPE_CHECKING:
@@ -25,10 +25,8 @@ MUCH = 1.1
 """Doubling the workers a second time is worth it only if it is faster by at least this factor."""
 PRECISE = 1.5
 """Speedups below this are shown with two decimals."""
-NOT_BY_SETTINGS = frozenset(
-    {Cause.CONSUMER, Cause.CONSUMER_PYTHON, Cause.STARTUP, Cause.STALL, Cause.SAMPLER, Cause.UPLOAD, *UNMODELED}
-)
-"""Causes that no number of workers and no prefetch window removes, or whose removal cannot be predicted."""
+NOT_BY_SETTINGS = frozenset(cause.name for cause in CAUSES if cause.unmodeled or not cause.by_settings)
+"""Names of causes that no number of workers and no prefetch window removes, or whose removal cannot be predicted."""
 
 
 class Present(NamedTuple):
@@ -67,7 +65,7 @@ def by_settings(s: Snapshot) -> bool:
     They cannot beside a state ("paused", "starting"), a worker to restart, a loop that waits for a batch that hangs, or
     a cause that no setting removes.
     """
-    limits = {known.value for known in Cause} - {known.value for known in NOT_BY_SETTINGS} - {Cause.SLOW_WORKER.value}
+    limits = BY_NAME.keys() - NOT_BY_SETTINGS - {SLOW_WORKER.name}
     return s.cause in limits and not s.restart and s.stalled is None
 
 
@@ -91,8 +89,7 @@ def changes(cause: str, present: Present, predict: Callable[[dict[str, int]], Pr
         present: The present settings.
         predict: Predicts the rate for other arguments of the loader.
     """
-    known = {known.value for known in Cause} - {known.value for known in NOT_BY_SETTINGS}
-    if cause not in known:
+    if cause not in BY_NAME or cause in NOT_BY_SETTINGS:
         return ()
     found = []
     workers = _workers(present, predict)

@@ -33,7 +33,8 @@ from html import escape
 from typing import TYPE_CHECKING, NamedTuple
 
 from nbloader._util.format import number, percent, text_table
-from nbloader.diagnose.causes import CONTENDED, Cause, core_wait, split_work, taken_by_others
+from nbloader.diagnose.causes import BY_NAME, CORES_TAKEN, PICKLE
+from nbloader.diagnose.work import CONTENDED, core_wait, split_work, taken_by_others
 from nbloader.metrics.evidence import MachineLoad
 from nbloader.metrics.stage_times import elapsed_ns, returned_at
 from nbloader.scheduler.prefetch import BLOCKED_TIMES
@@ -62,15 +63,6 @@ MIN_SAMPLES = 50
 """Minimum number of samples of the workers' lines for a prediction."""
 COLUMNS = ("", "batches/s", "gain")
 """Headings of the table of a prediction."""
-UNMODELED = {
-    Cause.LOCK: "a lock serializes the workers",
-    Cause.INTERPRETER_LOCK: "threads wait for the interpreter lock",
-    Cause.THREADS: "the workers have several threads each",
-    Cause.CORES_TAKEN: "other programs use the cores",
-    Cause.PICKLE: "batches are pickled",
-    Cause.MEMORY: "pages are read back from a disk or swap",
-}
-"""Causes that the model lacks, with the reason that is given for the missing prediction."""
 
 
 class Job(NamedTuple):
@@ -661,10 +653,11 @@ def _interval(ratios: Sequence[float], error: float) -> _Interval:
 
 def _unmodeled(cause: str, change: CostChange, samples: float, e: Evidence) -> str:
     """Why there can be no prediction, regardless of the replay; "" if there may be one."""
-    if cause in UNMODELED and not (cause == Cause.PICKLE and change.removes_pickling):
-        return UNMODELED[Cause(cause)]
+    limit = BY_NAME.get(cause)  # a verdict may also be a state of the loader
+    if limit is not None and limit.unmodeled and not (limit is PICKLE and change.removes_pickling):
+        return limit.unmodeled
     if core_wait(e) >= CONTENDED and taken_by_others(e):  # whatever the cause: more workers would wait, too
-        return UNMODELED[Cause.CORES_TAKEN]
+        return CORES_TAKEN.unmodeled
     if change.line is not None and change.line.samples < MIN_SAMPLES:
         return (
             f"the workers' lines were sampled {change.line.samples} times, {MIN_SAMPLES} are needed: call "

@@ -190,7 +190,7 @@ class Verdict(NamedTuple):
     """What limited the loop over a span of time."""
 
     cause: str = ""
-    """One of the causes listed at `Snapshot.cause`."""
+    """One of the causes, see `Snapshot.cause`."""
     sentence: str = ""
     """An explanation for the user, with the span and the numbers that it is based on."""
     also: str = ""
@@ -309,11 +309,9 @@ class Snapshot:
     loop runs, and the whole epoch afterwards."""
     cause: str = ""
     """The verdict as a word. States: "new", "closed" (without an epoch), "paused", "starting", "idle" (the epoch
-    was too short). The loader keeps up or the loop is the bottleneck: "consumer", "consumer_python" (its Python code).
-    Workers: "workers_wait", "workers_compute" (cores are free), "workers_compute_full" (no core is free), "collate",
-    "worker" (one is stuck or slow), "slow_samples", "stall", "lock", "interpreter_lock", "threads", "cores_taken",
-    "memory", "in_process" (there are no workers). Between workers and consumer: "sampler", "window", "transport",
-    "pickle", "huge_batches", "upload", "startup". "unknown": the measurements are inconclusive."""
+    was too short). Causes: "consumer" (the loop is slower than the loader), "worker" (one is stuck or slow),
+    "workers_wait", "unknown" (the measurements are inconclusive), and the others that docs/reference/dashboard.md
+    explains under "Causes"."""
     make_times: Histogram = Histogram()
     """Time to produce a batch."""
     skipped: int = 0

@@ -1,0 +1,76 @@
+"""The loop itself is slower than the loader, perhaps because its own thread computes."""
+
+from __future__ import annotations
+
+from nbloader._util.format import clean, duration, percent, plural
+from nbloader.diagnose.causes.base import Cause, Remedy, always
+from nbloader.diagnose.parts import Part
+from nbloader.diagnose.phrases import millis, own_ms
+from nbloader.diagnose.work import CONTENDED, PYTHON_STEP, split_steps, taken_by_others
+from nbloader.metrics.evidence import Evidence, Place
+
+_ROUNDING = 0.05
+"""A mean count that is this close to an integer is shown as an integer."""
+
+
+def _computes(e: Evidence) -> bool:
+    """Whether the loop's thread computes, or waits for a core, during most of the loop's own steps."""
+    steps = split_steps(e)
+    return steps is not None and steps.computing + steps.queued >= PYTHON_STEP
+
+
+def _sentence(e: Evidence) -> str:
+    waits = "waits" if e.span == "now" else "waited"
+    span = f"of the last {duration(e.seconds)}" if e.span == "now" else f"of the epoch's {duration(e.seconds)}"
+    ready = "" if e.place is Place.CONSUMER or e.ready < 1 else f"; the loader keeps {_mean_batches(e.ready)} ready"
+    return (
+        f"Your loop is the bottleneck: it {waits} {percent(e.wait_share)} {span}{ready}, and the loop spends "
+        f"{millis(own_ms(e))} per batch{_steps(e)}."
+    )
+
+
+def _mean_batches(count: float) -> str:
+    """Format a mean number of batches: "4 batches", "3.6 batches"."""
+    return plural(round(count), "batch") if abs(count - round(count)) < _ROUNDING else f"{count:.1f} batches"
+
+
+def _steps(e: Evidence) -> str:
+    """What the loop's thread does during the loop's own steps; "" if not measured."""
+    steps = split_steps(e)
+    if steps is None:
+        return ""
+    parts = [f"{percent(steps.computing)} of it computing on its own thread"]
+    if steps.queued >= CONTENDED:
+        parts.append(f"{percent(steps.queued)} waiting for a core")
+    rest = f"otherwise waiting{f', for example for {clean(e.device, 40)}' if e.device else ''}"
+    if not _computes(e):
+        return f", {', '.join(parts)} and {rest}"
+    return f", {' and '.join(parts)}"
+
+
+def _remedy(e: Evidence) -> Remedy:
+    steps = split_steps(e)
+    text = "Make the loop's step faster."
+    if steps is not None and _computes(e):
+        text = "Do less on the loop's own thread."
+        if steps.queued > steps.computing and taken_by_others(e):
+            text = "Free the cores that other programs use."
+    return Remedy(text, more_workers=False, larger_window=False)
+
+
+CONSUMER = Cause(
+    name="consumer",
+    takes={Part.STEPS: always},
+    sentence=_sentence,
+    short=lambda _e: "the loop itself",
+    remedy=_remedy,
+    by_settings=False,
+)
+CONSUMER_PYTHON = Cause(
+    name="consumer_python",
+    takes={Part.STEPS: _computes},
+    sentence=_sentence,
+    short=lambda _e: "Python on the loop's thread",
+    remedy=_remedy,
+    by_settings=False,
+)

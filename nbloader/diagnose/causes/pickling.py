@@ -1,0 +1,49 @@
+"""Batches have large parts that must be pickled."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nbloader._util.format import megabytes
+from nbloader.diagnose.causes.base import Cause, Remedy
+from nbloader.diagnose.causes.transport import dominates
+from nbloader.diagnose.parts import MAJORITY, Part, sending_ms
+from nbloader.diagnose.phrases import millis, per_batch, waits
+
+if TYPE_CHECKING:
+    from nbloader.metrics.evidence import Evidence
+
+PICKLE_BYTES = 50_000
+"""Pickling may matter if more than this many bytes of a batch are pickled."""
+PICKLE_RATE = 30e6
+"""Bytes per second at which Python pickles small objects."""
+
+
+def _is_pickled(e: Evidence) -> bool:
+    return e.pickled > PICKLE_BYTES or e.by_pickle > MAJORITY
+
+
+def _takes_most_of_collating(e: Evidence) -> bool:
+    return e.pickled > PICKLE_BYTES and e.pickled / PICKLE_RATE > e.collate_ms / 1e3 / 2
+
+
+def _sentence(e: Evidence) -> str:
+    return (
+        f"Pickling is the bottleneck: {waits(e)}; {megabytes(max(e.pickled, e.nbytes if e.by_pickle else 0))} of each "
+        f"batch are pickled by a worker ({millis(e.collate_ms)} to collate and pickle, {millis(e.transport_ms)} to "
+        f"transport) and unpickled by the loop ({millis(per_batch(e, e.opening_wait))})."
+    )
+
+
+PICKLE = Cause(
+    name="pickle",
+    takes={
+        Part.OPENING: _is_pickled,
+        Part.PRODUCTION: lambda e: dominates(e) and _is_pickled(e),
+        Part.COLLATING: lambda e: sending_ms(e) > 0 or _takes_most_of_collating(e),
+    },
+    sentence=_sentence,
+    short=lambda e: f"{megabytes(e.pickled or e.nbytes)} of each batch are pickled",
+    remedy=lambda _e: Remedy("Return tensors or arrays from the collate function: they use shared memory."),
+    unmodeled="batches are pickled",
+)

@@ -1,0 +1,29 @@
+"""The sampler draws indices too slowly."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nbloader.diagnose.causes.base import Cause, Remedy, always
+from nbloader.diagnose.parts import Part
+from nbloader.diagnose.phrases import millis, of_wait, per_batch, waits
+
+if TYPE_CHECKING:
+    from nbloader.metrics.evidence import Evidence
+
+
+def _sentence(e: Evidence) -> str:
+    return (
+        f"The sampler is the bottleneck: {waits(e)}, and for {of_wait(e, e.sampler_wait)} of that it draws "
+        f"indices ({millis(per_batch(e, e.sampler_wait))} per batch)."
+    )
+
+
+SAMPLER = Cause(
+    name="sampler",
+    takes={Part.SAMPLING: always},
+    sentence=_sentence,
+    short=lambda e: f"the sampler takes {millis(per_batch(e, e.sampler_wait))} per batch",
+    remedy=lambda _e: Remedy("Draw the indices faster, or in advance.", more_workers=False),
+    by_settings=False,
+)

@@ -1,0 +1,44 @@
+"""A few samples take much longer than the others."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nbloader._util.format import clean, percent
+from nbloader.diagnose.causes.base import Cause, Remedy, always
+from nbloader.diagnose.common import in_common
+from nbloader.diagnose.parts import Part, slow_part
+from nbloader.diagnose.phrases import millis, waits
+
+if TYPE_CHECKING:
+    from nbloader.metrics.evidence import Evidence
+
+
+def keep_others_idle(e: Evidence) -> bool:
+    """Whether workers are idle because another one fetches a slow sample."""
+    return slow_part(e) > 0 and e.workers > 1
+
+
+def _sentence(e: Evidence) -> str:
+    common = in_common(e.slow_indices, e.usual_indices, e.facts)
+    listed = "".join(f"{', ' if n else ' Slowest: '}{clean(i, 20)}" for n, i in enumerate(e.slow_indices[:3]))
+    return (
+        f"Slow samples are the bottleneck: {waits(e)}; one of {round(e.slow_every)} samples takes {millis(e.slow_ms)}, "
+        f"the others {millis(e.sample_ms)}: {percent(e.slow_share)} of the workers' time."
+        + (f" They are those with {common}." if common else f"{listed}." if listed else "")
+    )
+
+
+def _short(e: Evidence) -> str:
+    common = in_common(e.slow_indices, e.usual_indices, e.facts)
+    which = f", those with {common}" if common else ""
+    return f"one of {round(e.slow_every)} samples takes {millis(e.slow_ms)}{which}; others take {millis(e.sample_ms)}"
+
+
+SLOW_SAMPLES = Cause(
+    name="slow_samples",
+    takes={Part.IDLE: keep_others_idle, Part.SLOW_SAMPLES: always},
+    sentence=_sentence,
+    short=_short,
+    remedy=lambda _e: Remedy("Make slow samples as quick as the others.", larger_window=False),
+)

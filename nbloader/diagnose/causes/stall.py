@@ -1,0 +1,47 @@
+"""A few batches took far longer than all others."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nbloader._util.format import clean, duration, plural
+from nbloader.diagnose.causes.base import Cause, Remedy, always
+from nbloader.diagnose.parts import Part
+from nbloader.diagnose.phrases import millis, of_wait, waits
+
+if TYPE_CHECKING:
+    from nbloader.metrics.evidence import Evidence
+
+
+def _sentence(e: Evidence) -> str:
+    worst = e.worst
+    count = "One batch" if e.stalls == 1 else plural(e.stalls, "batch")
+    text = f"{count} stalled the loop: {waits(e)}, {of_wait(e, e.stall_wait)} of that in "
+    text += "this wait" if e.stalls == 1 else "these waits"
+    if worst is None:
+        return f"{text}."
+    sample = "" if worst.sample is None else f", slowest sample {clean(worst.sample, 40)}"
+    # How long a wait has lasted so far is said where its age is shown: evidence may be a second old.
+    longest = "which goes on, is" if worst.make is None else f"{duration(worst.wait)}, was"
+    text += f". The longest, {longest} for batch {worst.batch}{sample}"
+    if worst.attempt > 1:
+        text += f", which was produced again after the worker that processed it was lost (attempt {worst.attempt})"
+    return f"{text}; a batch usually takes {millis(e.make_ms)}." if e.make_ms else f"{text}."
+
+
+def _remedy(e: Evidence) -> Remedy:
+    worst = e.worst
+    what = "the longest waits" if worst is None else f"batch {worst.batch}"
+    if worst is not None and worst.sample is not None:
+        what = f"sample {clean(worst.sample, 40)}"
+    return Remedy(f"Look at {what}, or limit waits with timeout= and on_timeout='restart'.", more_workers=False)
+
+
+STALL = Cause(
+    name="stall",
+    takes={Part.STALL: always},
+    sentence=_sentence,
+    short=lambda e: f"{plural(e.stalls, 'batch')} that stalled the loop",
+    remedy=_remedy,
+    by_settings=False,
+)

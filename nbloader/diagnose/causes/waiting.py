@@ -1,0 +1,42 @@
+"""Fetching waits: for a disk, the network, a sleep."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nbloader._util.format import number, percent
+from nbloader.diagnose.causes.base import Cause, Remedy, always
+from nbloader.diagnose.parts import Part
+from nbloader.diagnose.phrases import usable_cores, workers_limit
+from nbloader.diagnose.work import split_work
+
+if TYPE_CHECKING:
+    from nbloader.metrics.evidence import Evidence
+
+
+def _share(e: Evidence) -> str:
+    return percent(split_work(e).fetching.waiting)
+
+
+def _sentence(e: Evidence) -> str:
+    if e.overlap > 1:
+        return (
+            f"{workers_limit(e)} Each fetches samples of {number(e.overlap)} batches at a time, and waits for them "
+            f"{_share(e)} of its time (network, disk, sleep)."
+        )
+    return f"{workers_limit(e)} Fetching is {_share(e)} waiting (disk, network, sleep)."
+
+
+def _remedy(e: Evidence) -> Remedy:
+    if e.overlap > 1:
+        return Remedy("Use a larger concurrency, or more workers.", more_workers=True)
+    return Remedy(f"Use more workers, even beyond {usable_cores(e)}.", more_workers=True, larger_window=False)
+
+
+WAITING = Cause(
+    name="workers_wait",
+    takes={Part.WAITING: always},
+    sentence=_sentence,
+    short=lambda e: f"fetching waits (disk, network, sleep) for {_share(e)} of its time",
+    remedy=_remedy,
+)

@@ -1,0 +1,71 @@
+"""Find out why a loop waits, from the evidence of one span. Pure.
+
+Each part of the loop's time (`parts`) gets a cause: the first one of `CAUSES` that applies to it. A part that no cause
+takes as a whole is divided further. The cause with the largest share of the time is the verdict. If another cause is
+comparable, it is the second cause.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from nbloader.diagnose.causes import CAUSES, UNKNOWN, Cause
+from nbloader.diagnose.parts import INNER, MAJORITY, MIN_BATCHES, SMALL_WAIT, WAIT, Part, divide, keeps_up, one_off_wait
+
+if TYPE_CHECKING:
+    from nbloader.metrics.evidence import Evidence
+
+LARGE_START = 0.3
+"""For a loader that otherwise keeps up, start-up or stalls are the verdict only from this share of the time on."""
+SECOND = 0.25
+"""A second cause is named if its part of the loop's time is at least this share of the first cause's part."""
+
+
+class Finding(NamedTuple):
+    """A cause, and its part of the loop's time."""
+
+    cause: Cause
+    share: float
+    """0 to 1."""
+
+
+def find_causes(e: Evidence) -> tuple[Finding, ...]:
+    """Find what limited the loop: one cause, or two comparable ones, the larger first."""
+    if e.batches <= MIN_BATCHES and e.startup_wait + e.stall_wait < MAJORITY:
+        return (Finding(UNKNOWN, e.wait_share),)
+    shares = divide(e)
+    if e.wait_share < SMALL_WAIT or (keeps_up(e) and one_off_wait(e) < LARGE_START):
+        (loop,) = _attribute(e, shares, Part.STEPS)
+        once = max(Part.STARTUP, Part.STALL, key=shares.__getitem__)
+        return (loop, *_attribute(e, shares, once)) if e.wait_share >= SMALL_WAIT else (loop,)
+    found: dict[Cause, float] = collections.defaultdict(float)
+    for part in WAIT:
+        for finding in _attribute(e, shares, part):
+            found[finding.cause] += finding.share
+    return _ranked(found, e.wait_share)
+
+
+def _attribute(e: Evidence, shares: Mapping[Part, float], part: Part) -> Iterator[Finding]:
+    """Find the cause of a part, or else the causes of the parts within it."""
+    cause = next((cause for cause in CAUSES if cause.applies(part, e)), None)
+    if cause is not None:
+        yield Finding(cause, shares[part])
+        return
+    for inner in INNER[part]:
+        if shares[inner]:
+            yield from _attribute(e, shares, inner)
+
+
+def _ranked(found: Mapping[Cause, float], wait_share: float) -> tuple[Finding, ...]:
+    ranked = sorted(found.items(), key=lambda item: -item[1] / item[0].discount)
+    first, *others = [Finding(cause, share) for cause, share in ranked]
+    if not first.share:
+        return (Finding(UNKNOWN, wait_share),)
+    second = next((f for f in others if f.cause is not UNKNOWN), None)
+    if first.cause is UNKNOWN and second is not None and second.share >= wait_share / 3:
+        first, second = second, None
+    if second is None or first.cause is UNKNOWN or second.share < max(SECOND * first.share, SMALL_WAIT / 2):
+        return (first,)
+    return first, second

@@ -1,0 +1,77 @@
+"""Phrases with numbers that the sentences of several causes share. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nbloader._util.format import duration, number, percent, plural
+from nbloader.diagnose.work import cores_used, split_work
+
+if TYPE_CHECKING:
+    from nbloader.metrics.evidence import Evidence
+
+SMALLER = "Make batches smaller: a smaller dtype (uint8 instead of float32), or fewer samples."
+"""A remedy against large batches."""
+_MIN_STEP_MS = 0.1
+"""Shortest step, ms, that is measured precisely enough to say how many batches per second the loop could consume."""
+
+
+def waits(e: Evidence) -> str:
+    """The share of time for which the loop waited, and the span over which it was measured."""
+    if e.span == "now":
+        return f"the loop waits {percent(e.wait_share)} of the last {duration(e.seconds)}"
+    return f"the loop waited {percent(e.wait_share)} of the epoch's {duration(e.seconds)}"
+
+
+def of_wait(e: Evidence, share: float) -> str:
+    """Convert a share of the span to a share of the wait."""
+    return percent(share / max(share, e.wait_share)) if share else percent(0)
+
+
+def millis(ms: float) -> str:
+    """Format a time in ms."""
+    return duration(ms / 1e3)
+
+
+def per_batch(e: Evidence, share: float) -> float:
+    """Convert a share of the span to milliseconds per batch."""
+    return share * e.seconds * 1e3 / max(1, e.batches)
+
+
+def own_ms(e: Evidence) -> float:
+    """Time per batch for which the loop did not wait, ms."""
+    return (1 - e.wait_share) * e.seconds * 1e3 / max(1, e.batches)
+
+
+def workers_limit(e: Evidence) -> str:
+    """How fast the workers are, and how fast the loop could consume batches."""
+    own = own_ms(e)
+    could = number(1e3 / own) if own > _MIN_STEP_MS else "over 10,000"
+    rate = number(e.rate if e.rate is not None else e.batches / e.seconds if e.seconds else 0.0)
+    one = e.workers == 1
+    return (
+        f"{'The worker is' if one else 'Workers are'} the bottleneck: {waits(e)}; {plural(e.workers, 'worker')} "
+        f"{'produces' if one else 'produce'} {rate} batches/s, the loop could consume {could}."
+    )
+
+
+def cpu_share(e: Evidence) -> str:
+    """The share of fetching that computes."""
+    return percent(split_work(e).fetching.computing)
+
+
+def cores_in_use(e: Evidence) -> str:
+    """How many cores of this machine the workers and the loop use."""
+    return f"{number(cores_used(e))} of {plural(e.cores, 'core')}"
+
+
+def usable_cores(e: Evidence) -> str:
+    """Which cores workers can use."""
+    return f"the {plural(e.cores, 'core')}" if not e.elsewhere else "the cores of their machines"
+
+
+def preemptions(e: Evidence, what: str) -> str:
+    """How often a worker loses its core; "" if not measured."""
+    if e.usage is None or e.usage.preempted is None:
+        return ""
+    return f"{what} {number(e.usage.preempted)} times a second"

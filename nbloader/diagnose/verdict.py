@@ -1,0 +1,36 @@
+"""Verdicts: what limited the loop over a span, as sentences that begin with a remedy. Pure.
+
+causes -> remedy of the first one -> what to do, and what does not help unless it helps against the second cause
+-> evidence of both        -> what limited the loop, with numbers
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nbloader.diagnose.findings import find_causes
+from nbloader.diagnose.phrases import of_wait
+from nbloader.metrics.snapshot import Verdict
+
+if TYPE_CHECKING:
+    from nbloader.metrics.evidence import Evidence
+
+
+def verdict(e: Evidence) -> Verdict:
+    """State what limited the loop over a span, as a word and as a sentence."""
+    first, *second = find_causes(e)
+    remedy = first.cause.remedy(e)
+    text = first.cause.sentence(e)
+    also = ""
+    if second:
+        remedy = remedy.beside(second[0].cause.remedy(e))
+        also = f" Also, {of_wait(e, second[0].share)} of the wait: {second[0].cause.short(e)}."
+    return Verdict(
+        cause=first.cause.name,
+        sentence=f"{remedy.text} {text}{remedy.no_help(e, alone=not second)}{also}".lstrip(),
+        also=second[0].cause.name if second else "",
+        restart=remedy.restart if e.span == "now" else (),
+        evidence=text + also,
+        more_workers=remedy.more_workers,
+        larger_window=remedy.larger_window,
+    )
