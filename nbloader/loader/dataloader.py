@@ -89,6 +89,7 @@ if TYPE_CHECKING:
     from nbloader.metrics.control import LoaderControl
     from nbloader.metrics.hot_lines import HotLine, HotLines
     from nbloader.recording.recorder import Recorder
+    from nbloader.remedies.results import Remedies
 
 T_co = TypeVar("T_co", covariant=True)
 _clock = time.perf_counter_ns
@@ -908,6 +909,41 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             last second, may still be missing.
         """
         return self._parts.monitor.lines.result()
+
+    def remedies(self, samples: int = 30) -> Remedies:
+        """Find out what to write instead of the slowest lines, and try it on samples; `print` the result.
+
+        Looks at the slowest lines of `hot_lines()`, so call `profile_lines()` before the epoch. What is known for such
+        a line is tried in a worker process of its own, with the function rewritten there: the same samples are produced
+        by the present and by the rewritten code, under the same seeds, and compared. Nothing is changed in this
+        process, and an epoch that is running is not affected, except that the trial takes a core.
+
+        Args:
+            samples: Number of samples on which to try; 0 to list what is known without trying it.
+
+        Returns:
+            For each remedy: the line, why it is slow, the code to paste, the time per sample before and after, how much
+            the samples differ, and the predicted rate of the loop. A remedy that gains nothing here is left out.
+
+        Raises:
+            ValueError: `samples` is negative.
+        """
+        if samples < 0:
+            raise ValueError(f"samples must be at least 0, not {samples}")
+        from nbloader.loader.remedy_search import TRIAL_TIMEOUT, Samples, indices_of, search
+
+        size = self.batch_size or 1
+        indices = (
+            indices_of(self.dataset, self._index_sampler, samples, size) if not self._is_iterable else range(samples)
+        )
+        collate_fn = self.collate_fn if self._auto_collation else None
+        return search(
+            self.hot_lines(), Samples(self.dataset, collate_fn, indices, self._is_iterable, size),
+            run=lambda trial: list(DataLoader(trial, batch_size=None, num_workers=1, timeout=TRIAL_TIMEOUT)),
+            predict=lambda saved, change: self._parts.monitor.what_if_cheaper(
+                saved, change, self._model_arguments(), iterated=self._parts.iterations > 0
+            ),
+        )  # fmt: skip
 
     def tune(
         self,
