@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import builtins
 import inspect
+import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -75,7 +76,8 @@ class Site:
             anywhere: Whether calls on other lines of the function count, too.
         """
         found = [node for node in (self.body if anywhere else self.nodes) if isinstance(node, ast.Call)]
-        return [call for call in found if _name_of(self.target(call.func)) in targets]
+        wanted = [obj for target in targets if (obj := _named(target)) is not UNKNOWN]
+        return [call for call in found if any(self.target(call.func) is obj for obj in wanted)]
 
     def methods(self, *names: str, anywhere: bool = False) -> list[ast.Call]:
         """Return the calls of methods with some names, of objects that are known only while the function runs."""
@@ -159,26 +161,10 @@ class Site:
         return data.decode()
 
 
-def _name_of(obj: Any) -> str:
-    """Return the full name of a function or class of a library, such as "numpy.load"."""
-    module, name = getattr(obj, "__module__", None) or "", getattr(obj, "__qualname__", "")
-    return PUBLIC_NAMES.get(f"{module}.{name}", f"{module}.{name}")
-
-
-PUBLIC_NAMES = {
-    "numpy.lib._npyio_impl.load": "numpy.load",
-    "numpy.lib.npyio.load": "numpy.load",
-    "pandas.io.parsers.readers.read_csv": "pandas.read_csv",
-    "pandas.io.parquet.read_parquet": "pandas.read_parquet",
-    "h5py._hl.files.File": "h5py.File",
-    "_io.open": "open",
-    "builtins.open": "open",
-    "posix.listdir": "os.listdir",
-    "nt.listdir": "os.listdir",
-    "builtins.sorted": "sorted",
-    "builtins.print": "print",
-}
-"""Names that users write, by the names that the objects have."""
+def _named(target: str) -> Any:
+    """Return the function or class with a full name, such as "numpy.load"; `UNKNOWN` if its module is not imported."""
+    module, _dot, name = target.rpartition(".")
+    return getattr(sys.modules.get(module or "builtins"), name, UNKNOWN)
 
 
 def locate(line: HotLine, roots: Sequence[Any], picture: tuple[int, int] | None = None) -> Site | None:

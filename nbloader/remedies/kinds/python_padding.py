@@ -31,9 +31,9 @@ class PythonPadding:
         lists = [found for node in site.nodes if (found := _padded(node)) is not None]
         if lists:
             edits = []
-            for node, value, length in lists:
-                rows = site.text(node.generators[0].iter)
-                edits.append(Edit(node, f"padded({rows}, {site.text(value)}, {site.text(length)})"))
+            for comprehension, value, length in lists:
+                rows = site.text(comprehension.generators[0].iter)
+                edits.append(Edit(comprehension, f"padded({rows}, {site.text(value)}, {site.text(length)})"))
             helper = "\n\n".join(part for part in (np.helper, PADDED.format(np=np.name)) if part)
             return [Proposal(WHY, INSTEAD, site.rewritten(*edits), helper)]
         loops = [
@@ -47,10 +47,8 @@ class PythonPadding:
             edits = []
             for loop in loops:
                 target, values = _copies(loop)  # type: ignore[misc]
-                length = f"len({site.text(values)})"
-                edits.append(
-                    Edit(loop, f"{site.text(target)}[:{length}] = {module.name}.{convert}({site.text(values)})")
-                )
+                row, copied = site.text(target), site.text(values)
+                edits.append(Edit(loop, f"{row}[: len({copied})] = {module.name}.{convert}({copied})"))
             proposals.append(Proposal(WHY, INSTEAD, site.rewritten(*edits), module.helper))
         return proposals
 
