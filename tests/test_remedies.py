@@ -95,11 +95,11 @@ SAME = {
         "def f(p, d=None):\n    row = frame.iloc[1]\n    return row['x'], row['y']",
         {"frame": {"x": [1, 2], "y": ["a", "b"]}},
     ),
-    "row values": ("pandas-row", "def f(p):\n    return frame.iloc[1].to_numpy()", {"frame": {"x": [1, 2], "z": [3, 4]}}),
+    "row values": ("pandas-row", "def f(p):\n    return frame.iloc[1].values", {"frame": {"x": [1, 2], "z": [3, 4]}}),
     "row of a column": ("pandas-row", "def f(p):\n    return frame['x'].iloc[1]", {"frame": {"x": [1, 2]}}),
     "padding": (
         "python-padding",
-        "def f(p):\n    rows = [[1], [2, 3]]\n    n = 2\n    return torch.tensor([r + [0] * (n - len(r)) for r in rows])",
+        "def f(p):\n    rows, n = [[1], [2, 3]], 2\n    return torch.tensor([r + [0] * (n - len(r)) for r in rows])",
         {"torch": torch, "np": np},
     ),
     "padding loop": (

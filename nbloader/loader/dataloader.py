@@ -882,27 +882,32 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             "prefetch": self.prefetch,
         }  # fmt: skip
 
-    def profile_lines(self, on: bool = True) -> None:
-        """Start or stop sampling the lines of code that the workers execute; `hot_lines()` shows them.
+    def profile_lines(self, on: bool | None = True) -> None:
+        """Sample the lines of code that the workers execute all the time, or not at all; `hot_lines()` shows them.
 
-        Sampling can be switched on and off at any time, from any thread, even while a loop runs. Each worker is sampled
-        at most 20 times a second, which takes less than 1 % of its time; nothing is sampled while no epoch runs.
+        If this method is not called, workers are sampled while a loop waits for them, from 0.5 s after the beginning
+        of an epoch on, and the samples of an epoch replace those of the one before.
+
+        Sampling can be switched at any time, from any thread, even while a loop runs. Each worker is sampled at most 20
+        times a second, which takes less than 1 % of its time; nothing is sampled while no epoch runs.
 
         To sample a worker process, a signal is sent to it. It interrupts C functions that sleep and do not resume by
         themselves (the C library's `sleep`, not Python's).
 
         Args:
-            on: True discards earlier samples and starts sampling; False stops sampling and keeps the samples.
+            on: True discards earlier samples and samples from now on; False stops sampling and keeps the samples; None
+                samples while a loop waits, as without a call.
         """
         self._parts.monitor.lines.switch(on=on)
 
     def hot_lines(self) -> HotLines:
-        """Return the lines of your code on which workers have spent their time since `profile_lines()`; `print` it.
+        """Return the lines of your code on which workers have spent their time; `print` it.
 
         The time of a line includes that of the libraries that it calls. Lines of notebook cells are shown, too. The
         time of each line is split into computing and waiting (for a disk, a network, a lock, a sleep).
 
-        For an asynchronous dataset, only collation is sampled.
+        The samples are those since `profile_lines()`, or, if that was not called, those of the newest epoch whose loop
+        has waited for workers. For an asynchronous dataset, only collation is sampled.
 
         Returns:
             Lines with their shares, the largest first. Up to one eighth of the samples of an epoch, or those of its
@@ -913,10 +918,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def remedies(self, samples: int = 30) -> Remedies:
         """Find out what to write instead of the slowest lines, and try it on samples; `print` the result.
 
-        Looks at the slowest lines of `hot_lines()`, so call `profile_lines()` before the epoch. What is known for such
-        a line is tried in a worker process of its own, with the function rewritten there: the same samples are produced
-        by the present and by the rewritten code, under the same seeds, and compared. Nothing is changed in this
-        process, and an epoch that is running is not affected, except that the trial takes a core.
+        Looks at the slowest lines of `hot_lines()`. What is known for such a line is tried in a worker process of its
+        own, with the function rewritten there: the same samples are produced by the present and by the rewritten code,
+        under the same seeds, and compared. Nothing is changed in this process, and an epoch that is running is not
+        affected, except that the trial takes a core.
 
         Args:
             samples: Number of samples on which to try; 0 to list what is known without trying it.

@@ -112,6 +112,7 @@ class Monitor:
             monitor = monitor_ref()
             if monitor is not None:
                 monitor._read_counters(consumer=True)
+                monitor.lines.awaited()
 
         engine.callbacks.add(read, each_batch=False)
 
