@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
+import time
 
 import light
 import pytest
@@ -300,6 +301,40 @@ def test_profiling_can_be_switched_while_a_loop_runs_and_only_busy_workers_are_s
         before = handle.status.computing + handle.status.waiting
         assert engine.sample_stacks(0, 4) == []
         assert handle.status.computing + handle.status.waiting == before
+
+
+@pytest.mark.linux("worker processes can be sampled")
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_lines_are_sampled_by_themselves_while_a_loop_waits(num_workers):
+    with DataLoader(light.Hot(10_000, "waiting"), 2, num_workers=num_workers, output="numpy") as loader:
+        epoch = iter(loader)
+        while loader.hot_lines().samples < 5:
+            next(epoch)
+        assert loader.hot_lines()[0].file == light.__file__
+        assert not loader.hot_lines().profiling
+        del epoch
+        wait_for(lambda: not sampling_threads())
+        before = loader.hot_lines().samples
+        epoch = iter(loader)
+        next(epoch)
+        assert loader.hot_lines().samples >= before  # until there are samples of the new epoch
+        loader.profile_lines(on=False)
+        samples = loader.hot_lines().samples
+        for _ in range(20):
+            next(epoch)
+        assert not sampling_threads()
+        assert loader.hot_lines().samples - samples <= 8  # some were under way
+        loader.profile_lines(on=None)
+        while not sampling_threads():
+            next(epoch)
+
+
+def test_a_loop_that_does_not_wait_has_no_sampling_thread():
+    with DataLoader(light.Numbers(400), 2, num_workers=1, output="numpy") as loader:
+        for _ in loader:
+            time.sleep(0.005)
+            assert not sampling_threads()
+    assert not loader.hot_lines().samples
 
 
 def test_a_loop_goes_on_if_there_is_no_thread_to_sample_it(monkeypatch, caplog):

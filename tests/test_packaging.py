@@ -161,8 +161,8 @@ def test_dir_of_a_loader_shows_no_helper():
     methods = {
         "clean", "close", "dashboard", "debug", "deliveries", "events", "explore", "from_source", "from_torch",
         "hot_lines", "load_state_dict", "on_wait", "pause", "points", "profile_lines", "progress", "record", "refresh",
-        "reload", "replay", "report", "restart_workers", "resume", "stack", "state_dict", "stats", "step", "timeline",
-        "trace", "tune", "tuning", "what_if",
+        "reload", "remedies", "replay", "report", "restart_workers", "resume", "stack", "state_dict", "stats", "step",
+        "timeline", "trace", "tune", "tuning", "what_if",
     }  # fmt: skip
     arguments = set(inspect.signature(nbloader.DataLoader).parameters) - {"shuffle"}  # as in torch
     with nbloader.DataLoader([1, 2]) as loader:

@@ -161,7 +161,7 @@ class LocalIteration:
             BaseException: Whatever the user's code raises, if it is not an `Exception`: the next call produces the
                 batch again, unless the dataset is iterable.
         """
-        self._engine.callbacks.call()
+        self._engine.callbacks.call(waiting=True)
         self.check_open()
         with self._lock:
             if self.running:

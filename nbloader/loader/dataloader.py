@@ -87,6 +87,7 @@ if TYPE_CHECKING:
     from nbloader.metrics.control import LoaderControl
     from nbloader.metrics.hot_lines import HotLine, HotLines
     from nbloader.recording.recorder import Recorder
+    from nbloader.remedies.results import Remedies
 
 T_co = TypeVar("T_co", covariant=True)
 _clock = time.perf_counter_ns
@@ -887,33 +888,73 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             "prefetch": self.prefetch,
         }  # fmt: skip
 
-    def profile_lines(self, on: bool = True) -> None:
-        """Start or stop sampling the lines of code that the workers execute; `hot_lines()` shows them.
+    def profile_lines(self, on: bool | None = True) -> None:
+        """Sample the lines of code that the workers execute all the time, or not at all; `hot_lines()` shows them.
 
-        Sampling can be switched on and off at any time, from any thread, even while a loop runs. Each worker is sampled
-        at most 20 times a second, which takes less than 1 % of its time; nothing is sampled while no epoch runs.
+        If this method is not called, workers are sampled while a loop waits for them, from 0.5 s after the beginning
+        of an epoch on, and the samples of an epoch replace those of the one before.
+
+        Sampling can be switched at any time, from any thread, even while a loop runs. Each worker is sampled at most 20
+        times a second, which takes less than 1 % of its time; nothing is sampled while no epoch runs.
 
         To sample a worker process, a signal is sent to it. It interrupts C functions that sleep and do not resume by
         themselves (the C library's `sleep`, not Python's).
 
         Args:
-            on: True discards earlier samples and starts sampling; False stops sampling and keeps the samples.
+            on: True discards earlier samples and samples from now on; False stops sampling and keeps the samples; None
+                samples while a loop waits, as without a call.
         """
         self._parts.monitor.lines.switch(on=on)
 
     def hot_lines(self) -> HotLines:
-        """Return the lines of your code on which workers have spent their time since `profile_lines()`; `print` it.
+        """Return the lines of your code on which workers have spent their time; `print` it.
 
         The time of a line includes that of the libraries that it calls. Lines of notebook cells are shown, too. The
         time of each line is split into computing and waiting (for a disk, a network, a lock, a sleep).
 
-        For an asynchronous dataset, only collation is sampled.
+        The samples are those since `profile_lines()`, or, if that was not called, those of the newest epoch whose loop
+        has waited for workers. For an asynchronous dataset, only collation is sampled.
 
         Returns:
             Lines with their shares, the largest first. Up to one eighth of the samples of an epoch, or those of its
             last second, may still be missing.
         """
         return self._parts.monitor.lines.result()
+
+    def remedies(self, samples: int = 30) -> Remedies:
+        """Find out what to write instead of the slowest lines, and try it on samples; `print` the result.
+
+        Looks at the slowest lines of `hot_lines()`. What is known for such a line is tried in a worker process of its
+        own, with the function rewritten there: the same samples are produced by the present and by the rewritten code,
+        under the same seeds, and compared. Nothing is changed in this process, and an epoch that is running is not
+        affected, except that the trial takes a core.
+
+        Args:
+            samples: Number of samples on which to try; 0 to list what is known without trying it.
+
+        Returns:
+            For each remedy: the line, why it is slow, the code to paste, the time per sample before and after, how much
+            the samples differ, and the predicted rate of the loop. A remedy that gains nothing here is left out.
+
+        Raises:
+            ValueError: `samples` is negative.
+        """
+        if samples < 0:
+            raise ValueError(f"samples must be at least 0, not {samples}")
+        from nbloader.loader.remedy_search import TRIAL_TIMEOUT, Samples, indices_of, search
+
+        size = self.batch_size or 1
+        indices = (
+            indices_of(self.dataset, self._index_sampler, samples, size) if not self._is_iterable else range(samples)
+        )
+        collate_fn = self.collate_fn if self._auto_collation else None
+        return search(
+            self.hot_lines(), Samples(self.dataset, collate_fn, indices, self._is_iterable, size),
+            run=lambda trial: list(DataLoader(trial, batch_size=None, num_workers=1, timeout=TRIAL_TIMEOUT)),
+            predict=lambda saved, change: self._parts.monitor.what_if_cheaper(
+                saved, change, self._model_arguments(), iterated=self._parts.iterations > 0
+            ),
+        )  # fmt: skip
 
     def tune(
         self,

@@ -1,7 +1,8 @@
-"""Samples the stacks of the workers while an epoch runs, if that was requested.
+"""Samples the stacks of the workers while an epoch runs: while its loop waits for them, or all the time on request.
 
 One thread of the notebook's process samples a few workers at a time, in turn, so that the cost does not grow with their
-number. It exists only while an epoch is open. Workers that do not produce a batch are left alone.
+number. It exists only while an epoch is open, and begins when it is first needed: a loop that does not wait has none.
+Workers that do not produce a batch are left alone.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import logging
 import random
 import sys
 import threading
+import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from nbloader._util.code_places import is_library, place_of, source_line
 from nbloader.engine.local_engine import AnyEngine
+from nbloader.events.stack_samples import StackCount
 from nbloader.metrics.hot_lines import HotLines, LineProfile, find_hot_lines
 
 log = logging.getLogger(__name__)
@@ -25,6 +28,10 @@ INTERVAL = 0.05
 not lock onto a rhythm of the dataset."""
 PROMPT = 1e-4
 """Seconds; see `_prompt_switches`."""
+AFTER = 0.5
+"""Seconds after the beginning of an epoch from which waits are sampled. The workers of a shorter one just start."""
+RECENT = 0.2
+"""Seconds for which a wait counts as present. The consumer reports its waits at most every 0.1 s."""
 AT_ONCE = 4
 """Number of workers that are sampled at a time."""
 
@@ -37,8 +44,10 @@ class LineProfiler:
     """
 
     def __init__(self, engine: AnyEngine) -> None:
-        self.on = False
-        """Whether samples are taken while an epoch runs."""
+        self.on: bool | None = None
+        """Whether samples are taken while an epoch runs; None while its loop waits."""
+        self._outdated = False  # whether the samples are of an epoch before the newest one
+        self._began = self._awaited = 0.0  # when the newest epoch began, and its loop waited last
         self._profile = LineProfile()
         self._engine = engine
         self._open: set[int] = set()
@@ -52,21 +61,37 @@ class LineProfiler:
     def follow(self, engine: AnyEngine) -> None:
         """Sample the workers of another engine, which replaces the present one."""
         self._engine = engine
-        engine.on_stacks = self._profile.add
+        engine.on_stacks = self._add
 
-    def switch(self, *, on: bool) -> None:
-        """Start sampling, discarding earlier samples, or stop. Thread-safe."""
+    def switch(self, *, on: bool | None) -> None:
+        """Sample all the time, discarding earlier samples, or never, or while the loop waits (None). Thread-safe."""
         if on:
             self._profile.clear()
         with self._lock:
-            self.on = on
+            self.on, self._outdated = on, False
             self._start_or_stop()
 
     def epoch_began(self, epoch: int) -> None:
         """Register an iteration that begins."""
         with self._lock:
             self._open.add(epoch)
+            self._began, self._outdated = time.monotonic(), self.on is None
             self._start_or_stop()
+
+    def awaited(self) -> None:
+        """Register that the loop waits for a batch at this moment. Called at most every 0.1 s."""
+        self._awaited = time.monotonic()
+        if self.on is None and self._open and self._awaited - self._began > AFTER:
+            with self._lock:
+                self._start()
+
+    def _add(self, counts: Iterable[StackCount]) -> None:
+        """Add samples. Those that were taken by themselves replace the samples of an earlier epoch."""
+        counts = list(counts)
+        if counts and self._outdated:
+            self._outdated = False
+            self._profile.clear()
+        self._profile.add(counts)
 
     def epoch_ended(self, epoch: int) -> None:
         """Unregister an iteration that has ended."""
@@ -77,13 +102,17 @@ class LineProfiler:
     def result(self) -> HotLines:
         """Return the samples so far, by line."""
         return find_hot_lines(
-            self._profile.stacks(), profiling=self.on, is_library=is_library, source=source_line, place=place_of
+            self._profile.stacks(), profiling=self.on is True, is_library=is_library, source=source_line, place=place_of
         )
 
     def _start_or_stop(self) -> None:
-        if not (self.on and self._open):
+        if not self._open or self.on is False:
             self._stop.set()
-            return
+        elif self.on:
+            self._start()
+
+    def _start(self) -> None:
+        """Start the thread, unless it runs."""
         if self._thread is not None and self._thread.is_alive() and not self._stop.is_set():
             return  # in a forked process it is not alive
         self._stop = threading.Event()
@@ -102,8 +131,10 @@ class LineProfiler:
         return self._engine.in_process
 
     def tick(self) -> None:
-        """Sample some workers."""
-        self._profile.add(self._engine.sample_stacks(self._turn, AT_ONCE))
+        """Sample some workers, if the loop waits for them or that was requested."""
+        if self.on is None and time.monotonic() - self._awaited > RECENT:
+            return
+        self._add(self._engine.sample_stacks(self._turn, AT_ONCE))
         self._turn += AT_ONCE
 
 

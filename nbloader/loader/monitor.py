@@ -112,6 +112,7 @@ class Monitor:
             monitor = monitor_ref()
             if monitor is not None:
                 monitor._read_counters(consumer=True)
+                monitor.lines.awaited()
 
         engine.callbacks.add(read, each_batch=False)
 
@@ -258,6 +259,17 @@ class Monitor:
             for name, value in changed.items()
         )
         return self._predict(s, changed, given, change, self._cost_change(changed, given, s))
+
+    def what_if_cheaper(self, saved: LineTime, change: str, given: dict[str, Any], *, iterated: bool) -> Prediction:
+        """Predict the rate if the workers spent less time.
+
+        Args:
+            saved: The shares of their time that are saved.
+            change: Description of the change.
+            given: Current values of all arguments that the model of the loader uses.
+            iterated: Whether an epoch has ever been started.
+        """
+        return self._predict(self._snapshot(iterated=iterated), {}, given, change, CostChange(line=saved))
 
     def _cost_change(self, changed: dict[str, Any], given: dict[str, Any], s: Snapshot) -> CostChange | str:
         """Return how a change affects the cost of batches, or a text that says why that cannot be predicted."""

@@ -122,8 +122,11 @@ class LoaderControl(Protocol):
         """
         ...
 
-    def profile_lines(self, on: bool = True) -> None:
-        """Start sampling the lines that workers execute, discarding earlier samples, or stop sampling."""
+    def profile_lines(self, on: bool | None = True) -> None:
+        """Start sampling the lines that workers execute, discarding earlier samples, or stop sampling.
+
+        None samples while the loop waits for them.
+        """
         ...
 
     def hot_lines(self) -> HotLines:

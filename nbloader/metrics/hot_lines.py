@@ -105,7 +105,7 @@ class HotLines:
     queued: float = 0.0
     """The part of `waiting` in which the worker was ready to run but had no core."""
     profiling: bool = False
-    """Whether samples are taken while an epoch runs."""
+    """Whether samples are taken all the time while an epoch runs, and not only while its loop waits."""
     stacks: tuple[StackCount, ...] = ()
     """The sampled stacks, such as for a flame graph, most frequent first."""
 
@@ -161,7 +161,10 @@ class HotLines:
         if not self.lines:
             if self.profiling:
                 return "No samples of the workers' lines yet."
-            return "The workers' lines are not sampled: call loader.profile_lines() before or during an epoch."
+            return (
+                "No lines were sampled: workers are sampled while a loop waits for them, or all the time after "
+                "loader.profile_lines()."
+            )
         split = describe_split(self)
         rows = [("share", "computing", "waiting", "line", "place")]
         rows += [_row(line) for line in self.lines[:SHOWN]]

@@ -1,0 +1,63 @@
+"""Proposals that call a function once per process instead of once per sample."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+
+from nbloader.remedies.remedy import Proposal
+from nbloader.remedies.site import Edit, Site
+
+
+def keep_results(site: Site, calls: Sequence[ast.Call], *, why: str, instead: str, kept: int = 8) -> list[Proposal]:
+    """Propose to call a function once for each combination of its arguments, and to keep what it returns.
+
+    Args:
+        site: The slow line.
+        calls: The calls, of one function.
+        why: See `Proposal`.
+        instead: See `Proposal`.
+        kept: Number of results that each worker keeps.
+    """
+    if not calls:
+        return []
+    if all(id(call) in (members := _members(site)) for call in calls):
+        return _keep_members(site, [members[id(call)] for call in calls], why, instead, kept)
+    function = site.text(calls[0].func)
+    name = f"kept_{function.rpartition('.')[2].lower()}"
+    tools = site.module("functools", "functools")
+    imports = f"{tools.helper}\n\n" if tools.helper else ""
+    helper = (
+        f"{imports}@{tools.name}.lru_cache(maxsize={kept})\n"
+        f"def {name}(*args, **kwargs):\n    return {function}(*args, **kwargs)\n"
+    )
+    return [Proposal(why, instead, site.rewritten(*(Edit(call.func, name) for call in calls)), helper)]
+
+
+def _members(site: Site) -> dict[int, ast.Subscript]:
+    """Return what takes one member of what an expression returns, as `load(path)["x"]` does, by the expression."""
+    return {
+        id(node.value): node
+        for node in site.body
+        if isinstance(node, ast.Subscript)
+        and isinstance(node.slice, ast.Constant)
+        and isinstance(node.slice.value, str)
+    }
+
+
+def _keep_members(site: Site, members: Sequence[ast.Subscript], why: str, instead: str, kept: int) -> list[Proposal]:
+    """Propose to keep members: an archive decodes one each time that it is asked for it."""
+    calls = [member.value for member in members if isinstance(member.value, ast.Call)]
+    function = site.text(calls[0].func)
+    name = f"kept_{function.rpartition('.')[2].lower()}"
+    tools = site.module("functools", "functools")
+    imports = f"{tools.helper}\n\n" if tools.helper else ""
+    helper = (
+        f"{imports}@{tools.name}.lru_cache(maxsize={kept})\n"
+        f"def {name}(member, *args, **kwargs):\n    return {function}(*args, **kwargs)[member]\n"
+    )
+    edits = []
+    for member, call in zip(members, calls, strict=True):
+        arguments = [site.text(part) for part in (member.slice, *call.args, *call.keywords)]
+        edits.append(Edit(member, f"{name}({', '.join(arguments)})"))
+    return [Proposal(why, instead, site.rewritten(*edits), helper)]

@@ -1,0 +1,29 @@
+"""A deep copy of each sample."""
+
+from __future__ import annotations
+
+from nbloader.remedies.remedy import Proposal
+from nbloader.remedies.site import Edit, Site
+
+
+class DeepCopy:
+    """`copy.deepcopy(x)`: it visits each object inside the sample."""
+
+    name = "deep-copy"
+
+    def propose(self, site: Site) -> list[Proposal]:
+        """See `Remedy`."""
+        calls = [call for call in site.calls("copy.deepcopy") if call.args]
+        if not calls:
+            return []
+        why = "copy.deepcopy visits and copies each object inside the sample, in Python."
+        instead = (
+            "Copy only what later code changes in place. A worker is a process of its own: what it does not change "
+            "needs no copy. A shallow copy protects the list or dict, not what is in it."
+        )
+        module = site.module("copy", "copy")
+        shallow = [Edit(call, f"{module.name}.copy({site.text(call.args[0])})") for call in calls]
+        return [Proposal(why, instead, site.rewritten(*shallow), module.helper)]
+
+
+REMEDY = DeepCopy()

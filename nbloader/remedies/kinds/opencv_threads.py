@@ -1,0 +1,37 @@
+"""OpenCV computes with several threads in each worker, which compete for the cores."""
+
+from __future__ import annotations
+
+import ast
+
+from nbloader.remedies.remedy import Proposal
+from nbloader.remedies.site import Edit, Site
+
+
+class OpencvThreads:
+    """Calls of OpenCV: as many threads as cores, in each worker."""
+
+    name = "opencv-threads"
+
+    def propose(self, site: Site) -> list[Proposal]:
+        """See `Remedy`."""
+        called = [site.target(node.func) for node in site.nodes if isinstance(node, ast.Call)]
+        cv2 = site.module("cv2", "cv2")
+        if cv2.helper or not any((getattr(obj, "__module__", "") or "").startswith("cv2") for obj in called):
+            return []
+        if f"{cv2.name}.setNumThreads" in site.source:
+            return []
+        body = [node for node in site.tree.body if not _is_docstring(node)]
+        if not body:
+            return []
+        text = f"{cv2.name}.setNumThreads(0)\n{site.text(body[0])}"
+        why = "OpenCV computes with as many threads as there are cores, in each worker: they compete for the cores."
+        instead = "Let OpenCV use one thread: here, or in worker_init_fn, once per worker."
+        return [Proposal(why, instead, site.rewritten(Edit(body[0], text)))]
+
+
+def _is_docstring(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+REMEDY = OpencvThreads()

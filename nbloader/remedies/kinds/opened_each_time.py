@@ -1,0 +1,62 @@
+"""An HDF5 file or an archive that is opened anew for each sample."""
+
+from __future__ import annotations
+
+import ast
+
+from nbloader.remedies.remedy import Proposal
+from nbloader.remedies.site import Edit, Site
+
+OPENED = (
+    "h5py.File",
+    "zipfile.ZipFile",
+    "tarfile.open",
+    "netCDF4.Dataset",
+    "zarr.open",
+    "lmdb.open",
+    "sqlite3.connect",
+)
+"""What each worker can keep open. Processes that are forks of each other must not share it, so it is opened in each."""
+
+
+class OpenedEachTime:
+    """`with h5py.File(path) as f:`: each worker can open the file once."""
+
+    name = "opened-each-time"
+
+    def propose(self, site: Site) -> list[Proposal]:
+        """See `Remedy`. The slow line may be any line of the `with` block, since closing takes time, too."""
+        calls = [call for opened in OPENED for call in site.calls(opened, anywhere=True)]
+        calls = [call for call in calls if self._concerns(site, call)]
+        if not calls:
+            return []
+        function = site.text(calls[0].func)
+        managed = {id(item.context_expr) for node in site.body if isinstance(node, ast.With) for item in node.items}
+        tools, os_, context = (
+            site.module("functools", "functools"),
+            site.module("os", "os"),
+            site.module("contextlib", "contextlib"),
+        )
+        imports = "\n".join(part.helper for part in (tools, os_, context) if part.helper)
+        helper = (
+            f"{imports}\n\n@{tools.name}.lru_cache(maxsize=8)\ndef opened_in(process, *args, **kwargs):\n"
+            f"    return {function}(*args, **kwargs)\n\n"
+            f"def kept_open(*args, **kwargs):\n    return opened_in({os_.name}.getpid(), *args, **kwargs)\n"
+        ).lstrip()
+        edits = []
+        for call in calls:
+            arguments = ", ".join(site.text(part) for part in (*call.args, *call.keywords))
+            opened = f"kept_open({arguments})"
+            edits.append(Edit(call, f"{context.name}.nullcontext({opened})" if id(call) in managed else opened))
+        why = "The file is opened and closed for each sample: its index and its metadata are read each time."
+        instead = "Let each worker open it once, and keep it open."
+        return [Proposal(why, instead, site.rewritten(*edits), helper)]
+
+    @staticmethod
+    def _concerns(site: Site, call: ast.Call) -> bool:
+        """Whether a file is opened on the slow line, or is open while the slow line is executed."""
+        statement = site.statement(call)
+        return statement.lineno <= site.number <= (statement.end_lineno or statement.lineno)
+
+
+REMEDY = OpenedEachTime()

@@ -1,0 +1,33 @@
+"""A table or an archive that is read anew for each sample, although many samples come from it."""
+
+from __future__ import annotations
+
+from nbloader.remedies.kept import keep_results
+from nbloader.remedies.remedy import Proposal
+from nbloader.remedies.site import Site
+
+READERS = ("pandas.read_csv", "pandas.read_parquet", "numpy.load", "numpy.loadtxt", "torch.load", "scipy.io.loadmat")
+
+
+class ReadEachTime:
+    """`pd.read_csv(...)`, `np.load(...)`: each worker can read a file once and keep it."""
+
+    name = "read-each-time"
+
+    def propose(self, site: Site) -> list[Proposal]:
+        """See `Remedy`."""
+        for reader in READERS:
+            found = keep_results(
+                site, site.calls(reader),
+                why="The file is read and decoded anew for each sample.",
+                instead=(
+                    "If several samples come from one file, read it once per worker. If each sample has a file of its "
+                    "own, store it without compression: numpy.save instead of savez_compressed, Parquet instead of CSV."
+                ),
+            )  # fmt: skip
+            if found:
+                return found
+        return []
+
+
+REMEDY = ReadEachTime()

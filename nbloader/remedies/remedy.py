@@ -1,0 +1,37 @@
+"""What a remedy is: it recognizes a slow line, says why it is slow, and writes the function anew."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from nbloader.remedies.site import Site
+
+
+class Proposal(NamedTuple):
+    """What to write instead of a slow line."""
+
+    why: str
+    """Why the line is slow, as a sentence."""
+    instead: str
+    """What to do, as a sentence."""
+    code: str = ""
+    """The function, rewritten; "" if the change is not one of this function."""
+    helper: str = ""
+    """Code to put before the function's class or before the function, which `code` uses; "" if there is none."""
+    package: str = ""
+    """Package that `code` needs and that is not installed; "" if there is none."""
+
+
+class Remedy(Protocol):
+    """One kind of slow line. Each module of `nbloader.remedies.kinds` has one as `REMEDY`."""
+
+    name: str
+    """Name in tables and tests, such as "full-size-jpeg"."""
+
+    def propose(self, site: Site) -> list[Proposal]:
+        """Return what could be written instead of a line; an empty list if the line is not of this kind.
+
+        If there are several proposals, the fastest one whose values are equal, or close, is shown. This method does not
+        run the user's code.
+        """
+        ...

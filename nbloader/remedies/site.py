@@ -1,0 +1,205 @@
+"""A slow line in its function: what it calls, and the function with the line rewritten.
+
+HotLine -> locate() -> Site -> a remedy looks at its calls -> Site.rewritten() -> source of the function
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import inspect
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import FunctionType, ModuleType
+from typing import Any, NamedTuple
+
+from nbloader.metrics.hot_lines import HotLine
+from nbloader.workers.reachable import edges
+
+UNKNOWN: Any = object()
+"""What a name refers to if that is only known while the function runs."""
+
+
+class Edit(NamedTuple):
+    """A piece of code that is replaced, or before which code is inserted."""
+
+    node: ast.expr | ast.stmt
+    text: str
+    """The new code. The lines of a statement after the first one are indented as the statement is."""
+    before: bool = False
+    """Whether the code is inserted before the node, which is a statement then."""
+
+
+class Imported(NamedTuple):
+    """A module that rewritten code uses."""
+
+    name: str
+    """Its name in the user's code."""
+    helper: str
+    """The import statement, if the user's code does not import it; otherwise ""."""
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """A slow line, and the function that contains it."""
+
+    line: HotLine
+    function: FunctionType
+    source: str
+    """The function's source, without the indentation of its first line."""
+    tree: ast.FunctionDef | ast.AsyncFunctionDef
+    """The function. Line numbers count from 1 at the first line of `source`."""
+    number: int
+    """Number of the slow line in `source`, from 1."""
+    picture: tuple[int, int] | None = None
+    """Width and height of the largest picture in a sample; None if a sample has none."""
+
+    @property
+    def body(self) -> Iterator[ast.AST]:
+        """All nodes of the function."""
+        return ast.walk(self.tree)
+
+    @property
+    def nodes(self) -> Iterator[ast.AST]:
+        """The nodes that are, at least in part, on the slow line; of statements with a body, only their first lines."""
+        for node in self.body:
+            if isinstance(node, ast.expr) and node.lineno <= self.number <= (node.end_lineno or node.lineno):
+                yield node
+
+    def calls(self, *targets: str, anywhere: bool = False) -> list[ast.Call]:
+        """Return the calls of some functions.
+
+        Args:
+            targets: Such as "numpy.load" or "PIL.Image.open". The names that the user's code gives them do not matter.
+            anywhere: Whether calls on other lines of the function count, too.
+        """
+        found = [node for node in (self.body if anywhere else self.nodes) if isinstance(node, ast.Call)]
+        wanted = [obj for target in targets if (obj := _named(target)) is not UNKNOWN]
+        return [call for call in found if any(self.target(call.func) is obj for obj in wanted)]
+
+    def methods(self, *names: str, anywhere: bool = False) -> list[ast.Call]:
+        """Return the calls of methods with some names, of objects that are known only while the function runs."""
+        found = [node for node in (self.body if anywhere else self.nodes) if isinstance(node, ast.Call)]
+        return [
+            call for call in found
+            if isinstance(call.func, ast.Attribute) and call.func.attr in names and self.target(call.func) is UNKNOWN
+        ]  # fmt: skip
+
+    def target(self, node: ast.expr) -> Any:
+        """Return what a name, or an attribute of a module or class, refers to; `UNKNOWN` if that is not certain."""
+        if isinstance(node, ast.Name):
+            if node.id in self.function.__code__.co_varnames:
+                return UNKNOWN
+            cells = dict(zip(self.function.__code__.co_freevars, self.function.__closure__ or (), strict=True))
+            if node.id in cells:
+                try:
+                    return cells[node.id].cell_contents
+                except ValueError:  # it is not assigned yet
+                    return UNKNOWN
+            return self.function.__globals__.get(node.id, getattr(builtins, node.id, UNKNOWN))
+        if isinstance(node, ast.Attribute):
+            owner = self.target(node.value)
+            return getattr(owner, node.attr, UNKNOWN) if isinstance(owner, (ModuleType, type)) else UNKNOWN
+        return UNKNOWN
+
+    def module(self, module: str, name: str) -> Imported:
+        """Return how to refer to a module.
+
+        Args:
+            module: Such as "numpy".
+            name: Such as "np", for the import statement if the user's code has no name for the module.
+        """
+        for key, value in self.function.__globals__.items():
+            if isinstance(value, ModuleType) and value.__name__ == module:
+                return Imported(key, "")
+        return Imported(name, f"import {module}" if module == name else f"import {module} as {name}")
+
+    def size(self, node: ast.expr) -> tuple[int, int] | None:
+        """Return the value of a constant (width, height), also if it is a global variable; None if it is not known."""
+        if isinstance(node, ast.Name):
+            value = self.target(node)
+        else:
+            try:
+                value = ast.literal_eval(node)
+            except ValueError:
+                return None
+        if isinstance(value, (tuple, list)) and len(value) == 2 and all(isinstance(side, int) for side in value):  # noqa: PLR2004
+            return value[0], value[1]
+        return None
+
+    def in_loop_or_lambda(self, node: ast.AST) -> bool:
+        """Whether a node is inside a comprehension or a lambda, so that no statement can precede it."""
+        kinds = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Lambda)
+        return any(isinstance(outer, kinds) and node in set(ast.walk(outer)) for outer in self.body)
+
+    def text(self, node: ast.AST) -> str:
+        """Return the source of a node."""
+        return ast.get_source_segment(self.source, node) or ast.unparse(node)
+
+    def statement(self, node: ast.AST) -> ast.stmt:
+        """Return the innermost statement that contains a node."""
+        around = [stmt for stmt in self.body if isinstance(stmt, ast.stmt) and node in set(ast.walk(stmt))]
+        return min(around, key=lambda stmt: sum(1 for _ in ast.walk(stmt)))
+
+    def rewritten(self, *edits: Edit) -> str:
+        """Return the source of the function with some nodes replaced, which do not overlap."""
+        lines = self.source.splitlines(keepends=True)
+        starts = [0]
+        for line in lines:
+            starts.append(starts[-1] + len(line.encode()))
+        data = self.source.encode()  # columns count bytes
+        in_order = sorted(edits, key=lambda edit: (edit.node.lineno, edit.node.col_offset, not edit.before))
+        for node, text, before in reversed(in_order):
+            begin = starts[node.lineno - 1] + node.col_offset
+            end = begin if before else starts[(node.end_lineno or node.lineno) - 1] + (node.end_col_offset or 0)
+            code = f"{text}\n" if before else text
+            if isinstance(node, ast.stmt):
+                code = code.replace("\n", "\n" + " " * node.col_offset)
+            data = data[:begin] + code.encode() + data[end:]
+        return data.decode()
+
+
+def _named(target: str) -> Any:
+    """Return the function or class with a full name, such as "numpy.load"; `UNKNOWN` if its module is not imported."""
+    module, _dot, name = target.rpartition(".")
+    return getattr(sys.modules.get(module or "builtins"), name, UNKNOWN)
+
+
+def locate(line: HotLine, roots: Sequence[Any], picture: tuple[int, int] | None = None) -> Site | None:
+    """Find the function that contains a line.
+
+    Args:
+        line: The line.
+        roots: The dataset, the collate function and the like, from which the function is reachable.
+        picture: See `Site.picture`.
+
+    Returns:
+        The line in its function; None if the function or its source is not found, or if it is a lambda.
+    """
+    for obj, _referents in edges(*roots):
+        if isinstance(obj, FunctionType) and _contains(obj, line):
+            return site_of(obj, line, picture)
+    return None
+
+
+def _contains(function: FunctionType, line: HotLine) -> bool:
+    code = function.__code__
+    if code.co_filename != line.file or getattr(code, "co_qualname", function.__qualname__) != line.function:
+        return False
+    numbers = [number for _start, _end, number in code.co_lines() if number is not None]
+    return min(numbers) <= line.line <= max(numbers)
+
+
+def site_of(function: FunctionType, line: HotLine, picture: tuple[int, int] | None = None) -> Site | None:
+    """Return a line of a function as a site; None if the function has no source or is a lambda."""
+    try:
+        lines, first = inspect.getsourcelines(function)
+        source = textwrap.dedent("".join(lines))
+        (tree,) = ast.parse(source).body
+    except (OSError, TypeError, SyntaxError, ValueError):
+        return None
+    if not isinstance(tree, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return None
+    return Site(line, function, source, tree, line.line - first + 1, picture)
