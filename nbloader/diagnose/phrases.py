@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nbloader._util.format import duration, number, percent, plural
+from nbloader._util.format import clean, duration, number, percent, plural
 from nbloader.diagnose.work import cores_used, split_work
 
 if TYPE_CHECKING:
@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 SMALLER = "Make batches smaller: a smaller dtype (uint8 instead of float32), or fewer samples."
 """A remedy against large batches."""
+_SOURCE = 80
+"""Maximum length of a line of code, characters."""
 _MIN_STEP_MS = 0.1
 """Shortest step, ms, that is measured precisely enough to say how many batches per second the loop could consume."""
 
@@ -75,3 +77,11 @@ def preemptions(e: Evidence, what: str) -> str:
     if e.usage is None or e.usage.preempted is None:
         return ""
     return f"{what} {number(e.usage.preempted)} times a second"
+
+
+def slowest_line(e: Evidence) -> str:
+    """The line that takes most of the workers' time, as a sentence that begins with a space; "" if it is not known."""
+    if e.line is None:
+        return ""
+    time = "the time of fetching" if e.place is Place.CONSUMER else "the workers' time"
+    return f" {percent(e.line.share)} of {time} is `{clean(e.line.source, _SOURCE)}`, {clean(e.line.place, _SOURCE)}."

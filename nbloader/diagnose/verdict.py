@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nbloader.diagnose.findings import find_causes
-from nbloader.diagnose.phrases import of_wait
+from nbloader.diagnose.phrases import of_wait, slowest_line
 from nbloader.metrics.snapshot import Verdict
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def verdict(e: Evidence) -> Verdict:
     """State what limited the loop over a span, as a word and as a sentence."""
     first, *second = find_causes(e)
     remedy = first.cause.remedy(e)
-    text = first.cause.sentence(e)
+    text = first.cause.sentence(e) + (slowest_line(e) if first.cause.names_line else "")
     also = ""
     if second:
         remedy = remedy.beside(second[0].cause.remedy(e))

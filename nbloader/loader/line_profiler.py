@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import random
 import sys
 import threading
@@ -19,6 +20,7 @@ from collections.abc import Iterable, Iterator
 from nbloader._util.code_places import is_library, place_of, source_line
 from nbloader.engine.local_engine import AnyEngine
 from nbloader.events.stack_samples import StackCount
+from nbloader.metrics.evidence import SlowLine
 from nbloader.metrics.hot_lines import HotLines, LineProfile, find_hot_lines
 
 log = logging.getLogger(__name__)
@@ -32,6 +34,10 @@ AFTER = 0.5
 """Seconds after the beginning of an epoch from which waits are sampled. The workers of a shorter one just start."""
 RECENT = 0.2
 """Seconds for which a wait counts as present. The consumer reports its waits at most every 0.1 s."""
+LOOK = 1.0
+"""Minimum seconds between two looks for the slowest line, which take a few milliseconds."""
+ENOUGH, NOTABLE = 20, 0.2
+"""A line is named in a verdict from this number of samples, and from this share of the workers' time on."""
 AT_ONCE = 4
 """Number of workers that are sampled at a time."""
 
@@ -52,6 +58,8 @@ class LineProfiler:
         self._engine = engine
         self._open: set[int] = set()
         self._lock = threading.Lock()
+        self._slowest: SlowLine | None = None
+        self._slowest_due = 0.0  # when to look for it again; monotonic seconds
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
         """Ends the present thread."""
@@ -76,6 +84,7 @@ class LineProfiler:
         with self._lock:
             self._open.add(epoch)
             self._began, self._outdated = time.monotonic(), self.on is None
+            self._slowest_due = 0.0
             self._start_or_stop()
 
     def awaited(self) -> None:
@@ -97,6 +106,7 @@ class LineProfiler:
         """Unregister an iteration that has ended."""
         with self._lock:
             self._open.discard(epoch)
+            self._slowest_due = 0.0
             self._start_or_stop()
 
     def result(self) -> HotLines:
@@ -104,6 +114,22 @@ class LineProfiler:
         return find_hot_lines(
             self._profile.stacks(), profiling=self.on is True, is_library=is_library, source=source_line, place=place_of
         )
+
+    def slowest(self) -> SlowLine | None:
+        """Return the line that takes most of the workers' time; None if none stands out, or before enough samples.
+
+        It is looked for at most once a second while an epoch is open, and once more afterwards.
+        """
+        now = time.monotonic()
+        if self._outdated:
+            return None
+        if now >= self._slowest_due:
+            self._slowest_due = now + LOOK if self._open else math.inf
+            hot = self.result()
+            first = next((line for line in hot if line.line and line.source), None)
+            known = first is not None and hot.samples >= ENOUGH and first.share >= NOTABLE
+            self._slowest = SlowLine(first.share, first.source, first.place) if first and known else None
+        return self._slowest
 
     def _start_or_stop(self) -> None:
         if not self._open or self.on is False:
@@ -130,10 +156,13 @@ class LineProfiler:
         """Whether the workers are threads of this process."""
         return self._engine.in_process
 
+    @property
+    def wanted(self) -> bool:
+        """Whether to sample now: the loop waits, or that was requested."""
+        return self.on is True or time.monotonic() - self._awaited <= RECENT
+
     def tick(self) -> None:
-        """Sample some workers, if the loop waits for them or that was requested."""
-        if self.on is None and time.monotonic() - self._awaited > RECENT:
-            return
+        """Sample some workers."""
         self._add(self._engine.sample_stacks(self._turn, AT_ONCE))
         self._turn += AT_ONCE
 
@@ -163,7 +192,9 @@ def _sample(profiler_ref: weakref.ref[LineProfiler], stop: threading.Event) -> N
         profiler = profiler_ref()
         if profiler is None:
             return
-        if profiler.in_process:
+        if not profiler.wanted:
+            pass
+        elif profiler.in_process:
             with _prompt_switches() as usual:
                 stop.wait(2 * usual * jitter.random())
                 profiler.tick()

@@ -225,7 +225,9 @@ class Monitor:
         self._read_counters()
         usage = self._usage.since(gauges.now - RATE_NS)
         known = None if dataset is None else self._known_samples(dataset, patient=gauges.state in ("idle", "closed"))
-        return self._aggregator.snapshot(self._probe.fill(gauges), usage, self._usage.epoch(), known)
+        return self._aggregator.snapshot(
+            self._probe.fill(gauges), usage, self._usage.epoch(), known, self.lines.slowest()
+        )
 
     def _known_samples(self, dataset: Any, *, patient: bool) -> KnownFacts:
         """Return a function that looks up facts about samples without reading them.

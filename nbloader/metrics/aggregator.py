@@ -36,7 +36,7 @@ from nbloader.events import (
 from nbloader.events.gauges import Gauges, WorkerGauge
 from nbloader.events.pauses import Pauses
 from nbloader.events.records import LifecycleEvent
-from nbloader.metrics.evidence import Diagnosis, Evidence, Judge, KnownFacts, LoaderStatus, Place
+from nbloader.metrics.evidence import Diagnosis, Evidence, Judge, KnownFacts, LoaderStatus, Place, SlowLine
 from nbloader.metrics.rates import (
     FIRST_STUCK_S,
     STUCK_S,
@@ -250,6 +250,7 @@ class Aggregator:
         now: Usage | None = None,
         epoch: Usage | None = None,
         facts: KnownFacts | None = None,
+        line: SlowLine | None = None,
     ) -> Snapshot:
         """Make a snapshot from the events so far and the present gauges.
 
@@ -258,10 +259,11 @@ class Aggregator:
             now: CPU usage of the workers and the loop over the last seconds in which they ran; None if unknown.
             epoch: CPU usage of the workers and the loop over the newest epoch; None if unknown.
             facts: Function that looks up what is known about samples; None to look up nothing.
+            line: The line of code that takes most of the workers' time; None if unknown.
         """
         with self._lock:
             self._count()
-            snapshot, records = self._snapshot_and_records(gauges, now, epoch, facts)
+            snapshot, records = self._snapshot_and_records(gauges, now, epoch, facts, line)
             fresh = min(self._total - self._series.total, len(records), POINT_BATCHES)
             newest = records[len(records) - fresh :]
             if self._origin is not None:
@@ -405,7 +407,12 @@ class Aggregator:
     # --- the snapshot
 
     def _snapshot_and_records(
-        self, g: Gauges, usage: Usage | None, epoch_usage: Usage | None, facts: KnownFacts | None
+        self,
+        g: Gauges,
+        usage: Usage | None,
+        epoch_usage: Usage | None,
+        facts: KnownFacts | None,
+        line: SlowLine | None,
     ) -> tuple[Snapshot, list[BatchRecord]]:
         records = list(self._recent)
         last = records[-STAGE_BATCHES:]
@@ -497,7 +504,10 @@ class Aggregator:
         now = self._last_seconds
         epoch = self._epoch_evidence(g, snapshot, epoch_usage, stop, live=live)
         diagnosis = self._judge(
-            snapshot, self._status(g, rates, stop, usual_ns), _with_facts(now, facts), _with_facts(epoch, facts)
+            snapshot,
+            self._status(g, rates, stop, usual_ns),
+            _with_facts(now, facts, line),
+            _with_facts(epoch, facts, line),
         )
         headline = diagnosis.headline
         return replace(
@@ -710,7 +720,8 @@ def _is_stuck(w: WorkerGauge, now: int, usual_ns: int | None, patience: float) -
     return max(0, now - w.since) / 1e9 > max(patience, STUCK_S, STUCK_TIMES * usual_ns / 1e9)
 
 
-def _with_facts(e: Evidence, facts: KnownFacts | None) -> Evidence:
+def _with_facts(e: Evidence, facts: KnownFacts | None, line: SlowLine | None) -> Evidence:
+    e = e if line is None else replace(e, line=line)
     if facts is None or len(e.slow_indices) < MIN_SLOW:
         return e
     return replace(e, facts=facts((*e.slow_indices, *e.usual_indices)))

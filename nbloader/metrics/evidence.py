@@ -75,6 +75,17 @@ class SampleFacts(NamedTuple):
     """Sizes by name, such as the size of the sample's file or the length of its text."""
 
 
+class SlowLine(NamedTuple):
+    """The line of the user's code that takes most of the workers' time."""
+
+    share: float
+    """Its share of the time in which workers produced batches, 0 to 1."""
+    source: str
+    """The text of the line."""
+    place: str
+    """Where it is, such as "cell 4 line 12"."""
+
+
 KnownFacts: TypeAlias = Callable[[Sequence[Any]], Mapping[Any, SampleFacts]]
 """Looks up what is known about samples. Takes and returns dataset indices."""
 
@@ -100,6 +111,8 @@ class Evidence:
     nodes: int = 0
     """Number of cluster nodes that sent batches."""
     place: Place = Place.PROCESSES
+    line: SlowLine | None = None
+    """The line that takes most of the workers' time; None if none does, or if too few samples were taken."""
     window: int = 0
     """Number of batches that may be requested ahead."""
 

@@ -62,6 +62,8 @@ class Cause:
     """Returns what helps against it."""
     by_settings: bool = True
     """Whether some number of workers or some prefetch window may remove it."""
+    names_line: bool = False
+    """Whether the line of code that takes most of the workers' time is named with it."""
     unmodeled: str = ""
     """Why there is no prediction (`what_if`) while it limits the loop, as a clause; "" if there is one."""
     discount: float = 1.0

@@ -47,4 +47,5 @@ COLLATE = Cause(
     sentence=_sentence,
     short=_short,
     remedy=_remedy,
+    names_line=True,
 )

@@ -55,6 +55,7 @@ COMPUTE = Cause(
     remedy=lambda e: Remedy(
         f"Use more workers, up to {usable_cores(e)}, or make transforms cheaper.", more_workers=True
     ),
+    names_line=True,
 )
 COMPUTE_FULL = Cause(
     name="workers_compute_full",
@@ -68,4 +69,5 @@ COMPUTE_FULL = Cause(
     sentence=lambda e: f"{workers_limit(e)} Fetching is {cpu_share(e)} CPU time, and {_all_cores(e)}.",
     short=lambda e: f"fetching computes, and {_all_cores(e)}",
     remedy=_remedy_full,
+    names_line=True,
 )

@@ -37,4 +37,5 @@ IN_PROCESS = Cause(
     sentence=_sentence,
     short=lambda _e: "batches are produced between the loop's steps",
     remedy=_remedy,
+    names_line=True,
 )

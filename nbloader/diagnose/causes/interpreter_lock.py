@@ -34,4 +34,5 @@ INTERPRETER_LOCK = Cause(
     short=lambda _e: "threads wait for the interpreter lock",
     remedy=lambda _e: Remedy("Use workers='process', which compute at the same time.", more_workers=False),
     unmodeled="threads wait for the interpreter lock",
+    names_line=True,
 )

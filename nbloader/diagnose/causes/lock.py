@@ -47,4 +47,5 @@ LOCK = Cause(
     short=lambda _e: "workers wait for a lock",
     remedy=_remedy,
     unmodeled="a lock serializes the workers",
+    names_line=True,
 )

@@ -35,4 +35,5 @@ THREADS = Cause(
     short=lambda _e: "workers have too many threads",
     remedy=_remedy,
     unmodeled="the workers have several threads each",
+    names_line=True,
 )

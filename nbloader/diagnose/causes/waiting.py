@@ -39,4 +39,5 @@ WAITING = Cause(
     sentence=_sentence,
     short=lambda e: f"fetching waits (disk, network, sleep) for {_share(e)} of its time",
     remedy=_remedy,
+    names_line=True,
 )
