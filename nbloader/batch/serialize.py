@@ -19,7 +19,7 @@ import functools
 import math
 import pickle
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -244,26 +244,42 @@ class _ArrayExtractor:
         """Return the object with its arrays replaced by placeholders, down to this many levels of containers."""
         kind = type(obj)
         if kind in self._kinds:
-            return self._leaf(obj)
-        if not levels or kind not in (dict, list, tuple):
+            return self._leaves((obj,))[0]
+        if kind not in (dict, list, tuple):
             return obj
         self._seen.append(id(obj))
         values = obj.values() if kind is dict else obj
-        if levels == 1 and self._kinds.isdisjoint(map(type, values)):  # a long list of numbers, for example
+        if levels > 1:
+            parts = [self.extract(value, levels - 1) for value in values]
+        elif self._kinds.isdisjoint(map(type, values)):
             return obj
-        parts = [self.extract(value, levels - 1) for value in values]
+        else:
+            parts = self._leaves(values)
         return dict(zip(obj, parts, strict=True)) if kind is dict else kind(parts)
 
-    def _leaf(self, obj: Any) -> Any:
-        self._seen.append(id(obj))
-        array = obj if type(obj) is np.ndarray else self._array_of(obj)
-        if array is None or not array.size or array.flags.num & USABLE != USABLE:
-            return obj
-        dtype = array.dtype
-        if dtype.kind not in "biufc" or not dtype.isnative or dtype.isbuiltin == ADDED_TO_NUMPY:
-            return obj
-        self.found.append((dtype.char, None if array is obj else "", array))
-        return PLACEHOLDER
+    def _leaves(self, values: Iterable[Any]) -> list[Any]:
+        out, kinds, ndarray = [], self._kinds, np.ndarray
+        dtype: Any = None  # of the previous array: most arrays share one dtype object
+        plain = False
+        for obj in values:
+            kind = type(obj)
+            if kind not in kinds:
+                out.append(obj)
+                continue
+            self._seen.append(id(obj))
+            array = obj if kind is ndarray else self._array_of(obj)
+            if array is None or not array.size or array.flags.num & USABLE != USABLE:
+                out.append(obj)
+                continue
+            if array.dtype is not dtype:
+                dtype = array.dtype
+                plain = dtype.kind in "biufc" and dtype.isnative and dtype.isbuiltin != ADDED_TO_NUMPY
+            if plain:
+                self.found.append((dtype.char, None if kind is ndarray else "", array))
+                out.append(PLACEHOLDER)
+            else:
+                out.append(obj)
+        return out
 
     def _array_of(self, obj: Any) -> Any:
         """Return the array of an `ArrayToBeTensor` or of a tensor; None if NumPy cannot represent the tensor."""
