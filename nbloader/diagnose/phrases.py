@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from nbloader._util.format import clean, duration, number, percent, plural
 from nbloader.diagnose.work import cores_used, split_work
+from nbloader.metrics.evidence import Place
 
 if TYPE_CHECKING:
     from nbloader.metrics.evidence import Evidence
