@@ -19,7 +19,7 @@ from nbloader.dashboard.panels.controls import Controls
 from nbloader.dashboard.panels.path import describe
 from nbloader.dashboard.panels.summary import Summary
 from nbloader.dashboard.panels.workers import Workers
-from nbloader.diagnose.causes import Cause
+from nbloader.diagnose.causes import BY_NAME
 from nbloader.diagnose.outlook import Present, by_settings, changes, outlook
 from nbloader.diagnose.tune import GAIN, Measurement, Setting, Trial, outcome
 from nbloader.diagnose.what_if import Prediction
@@ -213,7 +213,7 @@ def test_no_batch_yet_is_never_said_beside_a_batch_that_was_delivered():
 intervals = st.tuples(*[st.floats(0.2, 9) for _ in range(3)]).map(sorted)
 
 
-@given(intervals, intervals, st.sampled_from([cause.value for cause in Cause]))
+@given(intervals, intervals, st.sampled_from(sorted(BY_NAME)))
 def test_what_may_be_no_faster_is_not_suggested(workers: list[float], window: list[float], cause: str):
     def predict(changed: dict[str, int]) -> Prediction:
         low, speedup, high = workers if "num_workers" in changed else window
