@@ -23,7 +23,7 @@ from nbloader.diagnose.findings import find_causes
 from nbloader.diagnose.verdict import verdict
 from nbloader.events import BatchRecord, Machine, NodeTransfer
 from nbloader.events.pauses import Pauses
-from nbloader.metrics.evidence import Evidence, MachineLoad, MakeTime, Place, SampleFacts, SlowBatch
+from nbloader.metrics.evidence import Evidence, MachineLoad, MakeTime, Place, SampleFacts, SlowBatch, SlowLine
 from nbloader.metrics.span import EpochSample, SpanOptions, measure
 from nbloader.metrics.usage import LoopCounters, Usage, UsageLog, WorkerCounters
 from nbloader.metrics.usage_probe import UsageProbe, WorkerThread
@@ -190,6 +190,18 @@ ALONE: list[tuple[str, str, dict[str, Any], dict[str, Any], str]] = [
      "Cannot tell yet what limits the loop: 2 batches are too few"),
     ("nothing known", "unknown", {}, {}, "Cannot tell yet"),
 ]  # fmt: skip
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(("cause", "base", "changes"), [c[1:4] for c in ALONE], ids=[c[0] for c in ALONE])
+def test_the_slowest_line_is_named_where_workers_limit_the_loop(cause: str, base: Any, changes: Any):
+    line = SlowLine(0.62, "image = open(path)", "cell 4 line 12")
+    plain, named = verdict(evidence(base, changes)), verdict(evidence(base, changes | {"line": line}))
+    assert named.cause == plain.cause == cause
+    where = "the time of fetching" if evidence(base, changes).place is Place.CONSUMER else "the workers' time"
+    words = f" 62 % of {where} is `image = open(path)`, cell 4 line 12." if BY_NAME[cause].names_line else ""
+    assert (words in named.sentence) if words else (named.sentence == plain.sentence)
+    assert len(named.sentence) == len(plain.sentence) + len(words)
 
 
 @pytest.mark.unit

@@ -308,12 +308,14 @@ def test_profiling_can_be_switched_while_a_loop_runs_and_only_busy_workers_are_s
 def test_lines_are_sampled_by_themselves_while_a_loop_waits(num_workers):
     with DataLoader(light.Hot(10_000, "waiting"), 2, num_workers=num_workers, output="numpy") as loader:
         epoch = iter(loader)
-        while loader.hot_lines().samples < 5:
+        while loader.hot_lines().samples < 25:
             next(epoch)
-        assert loader.hot_lines()[0].file == light.__file__
+        first = loader.hot_lines()[0]
+        assert first.file == light.__file__
         assert not loader.hot_lines().profiling
         del epoch
         wait_for(lambda: not sampling_threads())
+        assert f"`{first.source}`, {first.place}." in loader.stats().epoch_verdict.sentence
         before = loader.hot_lines().samples
         epoch = iter(loader)
         next(epoch)
