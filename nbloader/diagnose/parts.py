@@ -124,7 +124,7 @@ def _divide_production(e: Evidence, share: float) -> dict[Part, float]:
     sending = sending_ms(e)
     make = e.fetch_ms + e.collate_ms + sending
     collating = busy * (e.collate_ms + sending) / make if make else 0.0
-    fetching = busy - collating
+    fetching = busy * e.fetch_ms / make if sending else busy - collating
     slow = 0.0 if sending else slow_part(e)
     contended = core_wait(e) >= CONTENDED and not many_threads(e) and not takes_turns(e) and not sending
     collating_queued = collating * split_work(e).collating.queued if contended else 0.0
