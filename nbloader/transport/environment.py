@@ -199,7 +199,8 @@ def _entries() -> list[Any]:
     It is `warnings.filters`, except within `warnings.catch_warnings` in a Python without the GIL, where a thread or a
     task has filters of its own (`sys.flags.context_aware_warnings`, since Python 3.14).
     """
-    entries: list[Any] = getattr(warnings, "_get_filters", lambda: warnings.filters)()
+    module: Any = warnings
+    entries: list[Any] = module._get_filters() if hasattr(module, "_get_filters") else module.filters
     return entries
 
 
