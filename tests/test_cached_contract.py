@@ -371,7 +371,7 @@ def test_built_in_methods_are_bound_to_their_objects():
 def test_a_ufunc_made_of_a_function_has_no_pickle():
     """It is pickled by its name, which no module has."""
     add = np.frompyfunc(lambda x: x + 1, 1, 1)
-    with pytest.raises(TypeError, match=r"refers to 'add': ufunc cannot be pickled .*no module has it"):
+    with pytest.raises(TypeError, match=r"refers to 'add': ufunc cannot be pickled .*(no module has it|not found as)"):
         nbloader.cached(lambda x: add(x) + 0)(1)
 
 
@@ -386,6 +386,7 @@ def test_a_ufunc_made_of_a_function_has_no_pickle():
     ],
     ids=["array", "read-only array", "tensor", "gradient", "bytearray"],
 )
+@pytest.mark.filterwarnings("ignore:Setting the shape:DeprecationWarning")  # of NumPy 2.5
 def test_the_shape_of_an_array_can_change_in_place(value, change):
     f = nbloader.cached(lambda: (getattr(value, "shape", None), getattr(value, "requires_grad", None), len(value)))
     f()

@@ -55,6 +55,7 @@ from nbloader.shm.segment import NO_SEGMENT
 from nbloader.transport import environment, zygote, zygote_process
 from nbloader.transport.channel import Channel, Kind
 from nbloader.workers import process_pool
+from nbloader.workers.api import OutputTail
 from nbloader.workers.process_pool import ProcessHandle, ProcessPool, connect
 
 
@@ -75,6 +76,28 @@ def rest(epoch, error):
 
 
 # ---- workers that end
+
+
+@pytest.mark.unit
+def test_what_a_worker_has_written_is_not_displaced_by_the_stacks_of_a_crash():
+    """As faulthandler of Python 3.14 writes them: the Python frames, and the C frames."""
+    tail = OutputTail()
+    tail.keep("last words\n  indented\nFatal Python error: Segmentation fault\n\n")
+    tail.keep("Current thread 0x1 (most recent call first):\n")
+    tail.keep("".join(f'  File "user.py", line {n} in f\n' for n in range(9)))
+    tail.keep('  File "zygote_process.py", line 1 in become_worker\n')
+    tail.keep("".join(f'  File "notebook.py", line {n} in g\n' for n in range(200)))
+    tail.keep("\nCurrent thread's C stack trace (most recent call first):\n")
+    tail.keep("".join(f'  Binary file "/usr/lib/library.so", at +{n} [0x1]\n' for n in range(200)))
+    tail.keep("\nExtension modules: many\n  the end\n")
+    said = str(tail)
+    assert said.startswith("last words\n  indented\n")
+    assert said.endswith("Extension modules: many\n  the end\n")
+    assert "line 8 in f\n" in said
+    assert "become_worker" in said
+    assert "notebook.py" not in said
+    assert "at +0 " in said
+    assert "at +199 " not in said
 
 
 @pytest.mark.portable

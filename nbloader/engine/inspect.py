@@ -35,7 +35,7 @@ def requested(state: IterationState) -> tuple[int, ...]:
 
 def arrived(state: IterationState) -> tuple[ProducedBatch, ...]:
     """Return the batches that have arrived and were not delivered: first those that are in order, then the others."""
-    ready = [_made(delivery, in_order=True) for delivery in itertools.islice(state.ready.copy(), LISTED)]
+    ready = [_made(delivery, in_order=True) for delivery in state.peek_ready(LISTED)]
     early = [_made(delivery, in_order=False) for delivery in state.reorder.peek_early(LISTED)]
     return (*ready, *early)
 

@@ -25,7 +25,8 @@ def start_method(context: Any) -> str:
 
     "fork" is the default, for each version of Python, where processes can be forked safely enough: on Linux.
     `multiprocessing`'s own default counts only if it was changed: any lock or queue of `multiprocessing`, even tqdm's,
-    fixes it. Where there are no zygotes, "forkserver" starts new interpreters: its workers are clean ones, too.
+    fixes it. So `set_start_method("forkserver")` has no effect since Python 3.14, where it is the default. Without
+    zygotes, "forkserver" starts new interpreters: its workers are clean ones, too.
 
     Args:
         context: A context object, or None.

@@ -253,6 +253,14 @@ class IterationState:
             delivery.task.in_order = now
             self.ready.append(delivery)
 
+    def peek_ready(self, count: int) -> list[Delivery]:
+        """Return at most `count` of the batches that are ready. The consumer may take some of them at the same time."""
+        while True:
+            try:
+                return list(itertools.islice(self.ready, count))
+            except RuntimeError:  # it took one during the copy, in a Python without the GIL
+                continue
+
     def take(self) -> Delivery | None:
         """Take the next batch, on the consumer's thread; None if it is not ready."""
         try:

@@ -162,8 +162,9 @@ def _entries() -> list[Any]:
     It is `warnings.filters`, except within `warnings.catch_warnings` in a Python without the GIL, where a thread or a
     task has filters of its own (`sys.flags.context_aware_warnings`, since Python 3.14).
     """
-    found: Any = getattr(warnings, "_get_filters", lambda: warnings.filters)()
-    return found  # type: ignore[no-any-return]
+    module: Any = warnings
+    entries: list[Any] = module._get_filters() if hasattr(module, "_get_filters") else module.filters
+    return entries
 
 
 def _filters() -> list[Filter]:

@@ -49,6 +49,10 @@ LISTED = 8
 _OUTERMOST = re.compile(r'  File ".*", line \d+ in become_worker$')
 """The outermost frame of a forked worker in what faulthandler writes after a crash. The frames outside it belong to the
 notebook: a hundred lines that would leave no space for the others."""
+_C_STACK = "Current thread's C stack trace"
+"""The beginning of the line before the C frames, which faulthandler writes since Python 3.14."""
+C_FRAMES = 8
+"""Number of C frames that are kept, the innermost ones. Those outside them are mostly the interpreter's own."""
 
 
 class OutputTail:
@@ -56,14 +60,20 @@ class OutputTail:
 
     def __init__(self) -> None:
         self._lines: collections.deque[str] = collections.deque(maxlen=100)
-        self._skips = False  # whether the frames that follow are left out
+        self._room: int | None = None
+        """How many more frames are kept of the stack that is being written; None for all."""
 
     def keep(self, text: str) -> None:
         """Add lines."""
         for line in text.splitlines(keepends=True):
-            if self._skips and line.startswith("  "):
+            if not line.startswith("  "):
+                self._room = C_FRAMES if line.startswith(_C_STACK) else None
+            elif self._room == 0:
                 continue
-            self._skips = _OUTERMOST.match(line) is not None
+            elif _OUTERMOST.match(line):
+                self._room = 0
+            elif self._room is not None:
+                self._room -= 1
             self._lines.append(line if len(line) <= TAIL_LINE_SIZE else f"{line[:TAIL_LINE_SIZE]}...\n")
 
     def __str__(self) -> str:

@@ -372,7 +372,7 @@ def segments_mb(loader):
     """Memory of the segments that the workers of our loader keep, MB; 0 for other systems."""
     engine = getattr(loader, "_engine", None)
     handles = [] if engine is None else engine._group.pool.handles.values()
-    return sum(len(memory) for handle in handles for memory, _type in handle.segments._maps.values()) / 1e6
+    return sum(len(memory) for handle in handles for memory in handle.segments._maps.values()) / 1e6
 
 
 def peak_mb():
