@@ -7,6 +7,7 @@ import ctypes
 import os
 import pathlib
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -284,6 +285,11 @@ class Uploads(Numbers):
 
 
 # ---- helpers
+
+
+def without_address(value) -> str:
+    """The text of a parameter, as the id of a test. Addresses differ between the processes that share the tests."""
+    return re.sub(r" at 0x[0-9a-f]+", "", str(value))
 
 
 def flat(batches) -> list[int]:

@@ -10,6 +10,7 @@ import typing
 
 import pytest
 import torch
+from datasets import without_address
 from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler
 
 from nbloader import DataLoader
@@ -146,7 +147,7 @@ def test_a_wrong_argument_is_refused_at_construction(dataset, arguments, error, 
         {"device": torch.device("cpu")},
         {"pin_memory_device": "", "in_order": False},
     ],
-    ids=str,
+    ids=without_address,
 )
 def test_valid_arguments_are_accepted(arguments):
     DataLoader(DATA, **arguments).close()

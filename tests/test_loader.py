@@ -34,6 +34,7 @@ from datasets import (
     pids,
     run_script,
     wait_for,
+    without_address,
     worker_processes,
 )
 from same import assert_same
@@ -85,7 +86,7 @@ def both(dataset, *args, **kwargs):
         (torch.utils.data.Subset(Numbers(20), [3, 1, 4]), (2,), {}),
         ([np.zeros((0, 3))] * 4, (2,), {}),
     ],
-    ids=lambda x: f"{type(x).__name__}{x}"[:30] if not isinstance(x, (dict, tuple)) else str(x)[:40],
+    ids=lambda x: without_address(x)[:40],
 )
 def test_batches_equal_those_of_torch_with_and_without_workers(dataset, args, kwargs):
     workers, local, theirs = both(dataset, *args, **kwargs)

@@ -128,7 +128,7 @@ def test_memory_of_a_pickled_batch_is_freed_at_once(make):
         gc.enable()
 
 
-@pytest.mark.parametrize("make", [lambda: np.ones(3), lambda: torch.ones(3), lambda: [np.ones(3)]], ids=str)
+@pytest.mark.parametrize("make", [lambda: np.ones(3), lambda: torch.ones(3), lambda: [np.ones(3)]])
 def test_identity_is_preserved(make):
     one = make()
     got = carry({"a": one, "b": one})

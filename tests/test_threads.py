@@ -23,6 +23,7 @@ from datasets import (
     flat,
     run_script,
     wait_for,
+    without_address,
 )
 from same import assert_same
 from test_loader import events, squares
@@ -76,7 +77,7 @@ class Gate(Numbers):
         (torch.utils.data.TensorDataset(torch.arange(6), torch.rand(6, 3)), (4,), {}),
         ([1, 2.5, 3, 4], (2,), {}),
     ],
-    ids=str,
+    ids=without_address,
 )
 def test_batches_are_those_of_torch(dataset, args, kwargs):
     with threaded(dataset, *args, num_workers=3, **kwargs) as loader:

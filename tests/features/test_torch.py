@@ -613,7 +613,6 @@ def numbers(n):
         ("batch_sampler", lambda: ([i] for i in range(3)), "generator"),
         ("batch_sampler", lambda: map(list, [[1], [2]]), "map"),
     ],
-    ids=str,
 )
 def test_an_exhausted_sampler_gives_an_empty_epoch_as_in_torch_with_a_warning(name, make, of, how):
     with DataLoader(Numbers(4), **{name: make()}, **how) as loader:
