@@ -505,7 +505,7 @@ def test_snapshots_add_points_which_are_bounded():
     stats = new_stats()
     stats.update(EpochStarted(START, 0, None, 2))
     now = START
-    for _ in range(3000):
+    for _ in range(1500):
         now += 100 * MS
         stats.update(record(now - 100 * MS, wait=75 * MS, step=25 * MS))
         stats.snapshot(gauges(now))
