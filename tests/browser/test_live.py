@@ -258,7 +258,10 @@ def test_the_view_is_served_by_the_kernel_and_responds_to_theme_width_and_keyboa
     produced = live.get_by_role("columnheader", name="Produced")
     produced.get_by_role("button").press("Enter")
     live.locator('th[aria-sort="descending"]', has_text="Produced").wait_for()
-    rows = [int(text) for text in live.locator(".nbl-panel-workers tbody tr:not(.nbl-detail) td:nth-child(5)").all_inner_texts()]
+    rows = [
+        int(text)
+        for text in live.locator(".nbl-panel-workers tbody tr:not(.nbl-detail) td:nth-child(5)").all_inner_texts()
+    ]
     assert rows == sorted(rows, reverse=True)
     summary = live.locator(".nbl-panel-workers > summary")
     summary.press("Enter")

@@ -62,7 +62,7 @@ def test_lines_of_a_cell_are_sampled_after_a_click_while_the_loop_runs(open_note
     page = notebook.page
     notebook.run(0)
     panel = page.locator(".nbl-live .nbl-panel-lines")
-    panel.locator(".nbl-note", has_text="not sampled").wait_for()
+    panel.locator(".nbl-note", has_text="no samples").wait_for()
     notebook.run(1)
     panel.get_by_role("button", name="Sample the lines").click()
     first = panel.locator("tbody tr").first

@@ -60,7 +60,7 @@ export function create(el, { make, write, button, note, command, unfolded, Pendi
   return {
     update(data) {
       profiling = data.profiling;
-      note(data.first || (profiling ? "sampling" : "not sampled"));
+      note(data.first || (profiling ? "sampling" : "no samples"));
       if (!unfolded()) return;
       pending.idle = profiling ? "Stop sampling" : data.rows.length ? "Sample again" : "Sample lines";
       pending.check(data);

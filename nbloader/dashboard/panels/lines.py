@@ -27,8 +27,9 @@ BLOCKS, LEVELS = 100, 14
 NARROWEST = 0.01
 """Width of the narrowest block, as a share of the graph."""
 HINT = (
-    "Finds the lines of __getitem__, collate_fn and the functions they call on which workers spend their time. Each "
-    "busy worker is sampled up to 20 times a second, which takes less than 1 % of its time."
+    "Finds the lines of __getitem__, collate_fn and the functions they call on which workers spend their time. Workers "
+    "are sampled while the loop waits for them, or all the time: each up to 20 times a second, which takes less than "
+    "1 % of its time."
 )
 NOTHING_YET = "Sampling the workers while an epoch runs: nothing found yet."
 _SOURCE, _PLACE, _LABEL = 100, 80, 60
