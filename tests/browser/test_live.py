@@ -258,16 +258,14 @@ def test_the_view_is_served_by_the_kernel_and_responds_to_theme_width_and_keyboa
     produced = live.get_by_role("columnheader", name="Produced")
     produced.get_by_role("button").press("Enter")
     live.locator('th[aria-sort="descending"]', has_text="Produced").wait_for()
-    rows = [
-        int(text)
-        for text in live.locator(".nbl-panel-workers tbody tr:not(.nbl-detail) td:nth-child(5)").all_inner_texts()
-    ]
+    workers = live.locator(".nbl-panel-workers")
+    rows = [int(text) for text in workers.locator("tbody tr:not(.nbl-detail) td:nth-child(5)").all_inner_texts()]
     assert rows == sorted(rows, reverse=True)
     summary = live.locator(".nbl-panel-workers > summary")
     summary.press("Enter")
-    live.locator("table").wait_for(state="hidden")
+    workers.locator("table").wait_for(state="hidden")
     summary.press("Enter")
-    live.locator("table").wait_for()
+    workers.locator("table").wait_for()
 
     live.evaluate("node => { node.style.width = '420px'; }")
     page.wait_for_function(  # nothing overflows a narrow cell, once the plots have followed

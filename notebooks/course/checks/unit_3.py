@@ -253,7 +253,7 @@ def _numbers(loader: Any) -> list[int]:
 
 
 def _only_one_is_busy(stats: Snapshot) -> bool:
-    return sum(worker.batch is not None for worker in stats.workers) == 1
+    return sum(worker.batch is not None or worker.queued > 0 for worker in stats.workers) == 1
 
 
 def _until(condition: Callable[[], bool]) -> None:
