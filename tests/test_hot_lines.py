@@ -6,6 +6,7 @@ import json
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import light
 import pytest
@@ -389,3 +390,15 @@ def test_lines_and_tracebacks_of_cells(tmp_path):
     )
     assert "time.sleep(0.01) | cell 1 line 6" in done.stdout, done
     assert '    raise ValueError("in a cell")\n' in done.stdout
+
+
+@pytest.mark.unit
+def test_a_frame_between_two_lines_counts_for_the_first_line_of_its_function():
+    def outer():
+        """Stands for the function of nbloader that produces a batch."""
+
+    outermost = SimpleNamespace(f_code=outer.__code__, f_lineno=1, f_back=None)
+    code = light.Hot.waiting.__code__
+    frame = SimpleNamespace(f_code=code, f_lineno=None, f_back=outermost)  # as CPython has it at some instructions
+    (line,) = user_lines(frame, outer.__code__, 0)
+    assert line.line == code.co_firstlineno

@@ -45,7 +45,8 @@ def user_lines(frame: FrameType | None, root: CodeType, stage: int) -> tuple[Cod
         code = frame.f_code
         if len(lines) < MAX_FRAMES and not code.co_filename.startswith(PACKAGE):
             name = getattr(code, "co_qualname", code.co_name)  # Python 3.10 has no qualified names
-            lines.append(CodeLine(code.co_filename, name, frame.f_lineno))
+            number = frame.f_lineno or code.co_firstlineno  # None where the bytecode belongs to no line
+            lines.append(CodeLine(code.co_filename, name, number))
         frame = frame.f_back
     if frame is None:
         return None
