@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import nbloader
-from nbloader.metrics.hot_lines import HotLine
+from nbloader.loader.remedy_search import Samples, search
+from nbloader.metrics.hot_lines import HotLine, HotLines
 from nbloader.remedies.difference import difference
 from nbloader.remedies.kinds import REMEDIES
 from nbloader.remedies.site import UNKNOWN, Edit, site_of
@@ -296,6 +297,21 @@ def test_a_package_that_is_missing_is_named(tmp_path, monkeypatch):
 def test_differences_are_named(before, after, found):
     assert found in str(difference(before, after))
     assert difference(before, copy.deepcopy(before)).equal
+
+
+class Photographs:
+    """Two slow lines of one function, for which the same code is known."""
+
+    def __getitem__(self, index):
+        picture = Image.open(str(index)).convert("RGB").resize((100, 75))
+        return torch.as_tensor(np.array(picture))
+
+
+def test_code_that_two_lines_lead_to_is_shown_once():
+    lines = tuple(line_of(Photographs.__getitem__, number) for number in (1, 2))
+    samples = Samples(Photographs(), None, (), iterable=False)
+    found = search(HotLines(lines=lines, samples=100), samples, run=None, predict=None)
+    assert [one.name for one in found] == ["full-size-jpeg"]
 
 
 # ---- with real workers ----------------------------------------------------------------------------------------------

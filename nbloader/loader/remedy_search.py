@@ -84,13 +84,15 @@ def search(hot: HotLines, samples: Samples, run: RunTrial, predict: Predict) -> 
         return Remedies((), str(hot) if not hot.lines else f"No line of your code takes {MIN_SHARE:.0%} of the time.")
     roots = [part for part in (samples.dataset, samples.collate_fn) if part is not None]
     picture = _picture(samples)
-    found = []
+    found: list[RemedyResult] = []
+    seen: set[str] = set()  # two lines of a function may lead to the same code
     for line in lines:
         site = locate(line, roots, picture)
         if site is None:
             continue
         for remedy in REMEDIES:
-            proposals = remedy.propose(site)
+            proposals = [proposal for proposal in remedy.propose(site) if proposal.code not in seen]
+            seen.update(proposal.code for proposal in proposals)
             if proposals:
                 found.append(_tried(line, remedy.name, proposals, samples, run))
     shown = [

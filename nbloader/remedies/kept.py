@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from nbloader.remedies.remedy import Proposal
 from nbloader.remedies.site import Edit, Site
@@ -23,14 +24,7 @@ def keep_results(site: Site, calls: Sequence[ast.Call], *, why: str, instead: st
         return []
     if all(id(call) in (members := _members(site)) for call in calls):
         return _keep_members(site, [members[id(call)] for call in calls], why, instead, kept)
-    function = site.text(calls[0].func)
-    name = f"kept_{function.rpartition('.')[2].lower()}"
-    tools = site.module("functools", "functools")
-    imports = f"{tools.helper}\n\n" if tools.helper else ""
-    helper = (
-        f"{imports}@{tools.name}.lru_cache(maxsize={kept})\n"
-        f"def {name}(*args, **kwargs):\n    return {function}(*args, **kwargs)\n"
-    )
+    name, helper = _keeper(site, calls[0], kept, "*args, **kwargs", "{}(*args, **kwargs)")
     return [Proposal(why, instead, site.rewritten(*(Edit(call.func, name) for call in calls)), helper)]
 
 
@@ -48,16 +42,26 @@ def _members(site: Site) -> dict[int, ast.Subscript]:
 def _keep_members(site: Site, members: Sequence[ast.Subscript], why: str, instead: str, kept: int) -> list[Proposal]:
     """Propose to keep members: an archive decodes one each time that it is asked for it."""
     calls = [member.value for member in members if isinstance(member.value, ast.Call)]
-    function = site.text(calls[0].func)
-    name = f"kept_{function.rpartition('.')[2].lower()}"
-    tools = site.module("functools", "functools")
-    imports = f"{tools.helper}\n\n" if tools.helper else ""
-    helper = (
-        f"{imports}@{tools.name}.lru_cache(maxsize={kept})\n"
-        f"def {name}(member, *args, **kwargs):\n    return {function}(*args, **kwargs)[member]\n"
-    )
+    name, helper = _keeper(site, calls[0], kept, "member, *args, **kwargs", "{}(*args, **kwargs)[member]")
     edits = []
     for member, call in zip(members, calls, strict=True):
         arguments = [site.text(part) for part in (member.slice, *call.args, *call.keywords)]
         edits.append(Edit(member, f"{name}({', '.join(arguments)})"))
     return [Proposal(why, instead, site.rewritten(*edits), helper)]
+
+
+class _Keeper(NamedTuple):
+    """A function that keeps what another one returns."""
+
+    name: str
+    helper: str
+    """Its definition."""
+
+
+def _keeper(site: Site, call: ast.Call, kept: int, parameters: str, result: str) -> _Keeper:
+    function = site.text(call.func)
+    name = f"kept_{function.rpartition('.')[2].lower()}"
+    tools = site.module("functools", "functools")
+    imports = f"{tools.helper}\n\n" if tools.helper else ""
+    body = f"def {name}({parameters}):\n    return {result.format(function)}\n"
+    return _Keeper(name, f"{imports}@{tools.name}.lru_cache(maxsize={kept})\n{body}")
