@@ -27,7 +27,7 @@ class Squares:
     def __getitem__(self, i):
         return i, i * i
 
-assert importlib.metadata.version("nbloader") == nbloader.__version__ == sys.argv[1], nbloader.__version__
+assert importlib.metadata.version("nbloader-torch") == nbloader.__version__ == sys.argv[1], nbloader.__version__
 with nbloader.DataLoader(Squares(), batch_size=8, shuffle=True, num_workers=2, output="numpy") as loader:
     pairs = [pair for x, y in loader for pair in zip(x.tolist(), y.tolist())]
     assert sorted(pairs) == [(i, i * i) for i in range(100)]

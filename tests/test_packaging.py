@@ -104,7 +104,15 @@ def test_a_typed_program_passes_mypy_strict_against_the_installed_package(wheel,
 def test_the_version_is_the_one_in_the_metadata():
     import nbloader
 
-    assert nbloader.__version__ == importlib.metadata.version("nbloader")
+    assert nbloader.__version__ == importlib.metadata.version("nbloader-torch")
+
+
+def test_python_m_checks_an_installation():
+    done = subprocess.run([sys.executable, "-m", "nbloader"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(f"nbloader {importlib.metadata.version('nbloader-torch')}, Python ")
+    assert "torch 2." in done.stdout
+    assert "2 workers delivered 1,000 samples, each once and in order" in done.stdout
+    assert not done.stderr
 
 
 def test_the_citation_names_the_version():

@@ -22,7 +22,7 @@ from ray_nodes import Nodes
 from nbloader import DataLoader, DatasetTransferError, RayOptions
 from nbloader import events as ev
 
-ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'nbloader[ray]'")
+ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'nbloader-torch[ray]'")
 
 pytestmark = [
     pytest.mark.leaves_behind("Ray keeps processes, threads and files of its own; `nothing_left` looks for the others"),

@@ -40,6 +40,7 @@ from nbloader import events as ev
 from nbloader._platform import usable_cpus
 from nbloader._util.current_class import with_current_class
 from nbloader._util.replaceable import ReplaceableProperty
+from nbloader._util.upgrades import warn_of_upgrades
 from nbloader._util.user_warning import warn
 from nbloader.batch.rows import is_in_memory
 from nbloader.batch.torch_collate import collate_for_workers, default_function
@@ -139,6 +140,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     @cfg.constructor(LoaderConfig[T_co])
     def __init__(self, config: LoaderConfig[Any]) -> None:
+        warn_of_upgrades()
         vars(self).update(config.attributes())  # public ones are arguments: ignite makes loaders from vars(loader)
         self._config = config
         self._dataset_kind = _DatasetKind.Iterable if config.iterable else _DatasetKind.Map

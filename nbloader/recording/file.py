@@ -20,17 +20,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gzip
-import importlib.metadata
 import json
 import math
 import os
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from nbloader import __version__
 from nbloader._util.format import clean, duration, megabytes
 from nbloader.dashboard.feed import Message
 from nbloader.errors import RecordingError
@@ -56,15 +55,6 @@ LONGEST_HEADER = 1 << 16
 """Largest size of the first line, bytes."""
 _GZIP = b"\x1f\x8b"
 _CHUNK = 1 << 18
-
-
-@cache
-def own_version() -> str:
-    """The version of nbloader; "?" if it is not installed but only on the path."""
-    try:
-        return importlib.metadata.version("nbloader")
-    except importlib.metadata.PackageNotFoundError:
-        return "?"
 
 
 class PanelSpec(NamedTuple):
@@ -276,7 +266,7 @@ def readable(name: str) -> Iterator[None]:
     except (LookupError, ValueError, TypeError, ArithmeticError, AttributeError) as error:
         raise RecordingError(
             f"{name} cannot be shown, since its content was changed or comes from another version of nbloader "
-            f"({type(error).__name__}: {clean(error)}). This is nbloader {own_version()}: record the run again"
+            f"({type(error).__name__}: {clean(error)}). This is nbloader {__version__}: record the run again"
         ) from error
 
 
@@ -368,7 +358,7 @@ def _header(name: str, entry: _Entry) -> Header:
     if first.get("version") != VERSION:
         raise RecordingError(
             f"{name} was recorded by nbloader {clean(first.get('nbloader'), 20)}, in version "
-            f"{clean(first.get('version'), 8)} of the format. This is nbloader {own_version()}, which reads "
+            f"{clean(first.get('version'), 8)} of the format. This is nbloader {__version__}, which reads "
             f"version {VERSION}: install the other one to play it"
         )
     header: Header = codec.decoder(Header)(first)

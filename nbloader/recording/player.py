@@ -15,6 +15,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nbloader import __version__
 from nbloader._util.format import clean, duration, megabytes
 from nbloader.dashboard.panels import PANELS
 from nbloader.errors import RecordingError
@@ -30,7 +31,7 @@ from nbloader.events import (
     WorkerRestarted,
     WorkersResized,
 )
-from nbloader.recording.file import Mark, Recording, own_version, read, readable
+from nbloader.recording.file import Mark, Recording, read, readable
 from nbloader.recording.recorder import Recorder
 from nbloader.report.eventlog import line_of
 
@@ -238,7 +239,7 @@ class Player:
         if self._left_out:
             notes.append(
                 f"Not shown, since they were recorded by another version ({clean(recording.header.nbloader, 20)}; this "
-                f"is {own_version()}): {', '.join(self._left_out)}."
+                f"is {__version__}): {', '.join(self._left_out)}."
             )
         return {
             "name": name,
@@ -292,7 +293,7 @@ def _playable(recordings: list[Recording]) -> tuple[list[dict[str, Any]], list[s
     if not panels:
         raise RecordingError(
             f"{recordings[0].name} was recorded by nbloader {clean(recordings[0].header.nbloader, 20)}. This is "
-            f"{own_version()}, which can draw none of its panels: install the other one to play it"
+            f"{__version__}, which can draw none of its panels: install the other one to play it"
         )
     return panels, left_out
 

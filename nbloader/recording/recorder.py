@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nbloader import __version__
 from nbloader._util.format import clean, duration, megabytes
 from nbloader._util.user_warning import warn
 from nbloader.dashboard.feed import Feed, Message
@@ -35,7 +36,6 @@ from nbloader.recording.file import (
     Mark,
     PanelSpec,
     Writer,
-    own_version,
 )
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class Recorder:
             older.close()
         self._feed = Feed(loader)
         panels = tuple(PanelSpec(p.name, p.title, p.unfolded, p.version) for p in self._feed.panels)
-        self._writer = Writer(self.path, Header(FORMAT, VERSION, own_version(), self._feed.origin, panels), limit)
+        self._writer = Writer(self.path, Header(FORMAT, VERSION, __version__, self._feed.origin, panels), limit)
         self._reason = CLOSED
         self._due = 0.0
         self._flush_due = time.monotonic() + FLUSH_SECONDS

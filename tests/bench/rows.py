@@ -433,7 +433,7 @@ ROWS = (
         fresh=True,
     ),
     Row("stragglers", "1 ms per sample, every 50th 100 ms, batch 16, 4 workers", "batch/s", "rate", _stragglers),
-    Row("memory", "1 GB array in the dataset, 4 workers, all processes", "MB PSS", "memory", _memory, fresh=True),
+    Row("memory", "1 GB array in the dataset, 4 workers, all processes", "MB", "memory", _memory, fresh=True),
     Row(
         "objects",
         "list of 400,000 dicts, ten epochs, 4 workers",

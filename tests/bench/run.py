@@ -174,7 +174,7 @@ def machine():
         "python": platform.python_version(),
         "torch": importlib.metadata.version("torch"),
         "numpy": importlib.metadata.version("numpy"),
-        "nbloader": importlib.metadata.version("nbloader"),
+        "nbloader": importlib.metadata.version("nbloader-torch"),
         "source": source(),
         "load": round(os.getloadavg()[0], 1),
         "date": dt.datetime.now(tz=dt.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),

@@ -236,12 +236,13 @@ class Side:
         return {"value": 1e3 * took, "mb": grown}
 
     def memory(self):
-        """Largest PSS in MB of all processes while workers read the array again; time to the first batch.
+        """Largest memory in MB of all processes while workers read the array again; time to the first batch.
 
         Also reported: the memory of this process before it created a loader (the array, Python, torch), which is the
         minimum, and the size of our segments.
         """
-        before = pss_mb()
+        shared = shared_mb()
+        before = memory_mb(shared)
         begin = _clock()
         iterator = iter(self.open())
         batch = next(iterator)
@@ -255,7 +256,7 @@ class Side:
         for number, batch in enumerate(self.loader):  # once more: each worker reads more than its first share
             digest.add(batch)
             if number % 8 == 7:
-                used.append(pss_mb())
+                used.append(memory_mb(shared))
                 segments.append(segments_mb(self.loader))
         del batch
         return {
@@ -380,8 +381,12 @@ def peak_mb():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
 
 
-def pss_mb():
-    """Proportional set size of this process and its descendants, MB: their total memory, shared pages counted once."""
+def pss_mb(kinds=("Pss",)):
+    """Proportional set size of this process and its descendants, MB: their total memory, shared pages counted once.
+
+    Args:
+        kinds: Which parts are counted, by their names in /proc/<pid>/smaps_rollup.
+    """
     gc.collect()
     import psutil
 
@@ -389,9 +394,24 @@ def pss_mb():
     total = 0
     for process in (me, *me.children(recursive=True)):
         for line in Path(f"/proc/{process.pid}/smaps_rollup").read_text(encoding="utf-8").splitlines():
-            if line.startswith("Pss:"):
+            if line.partition(":")[0] in kinds:
                 total += int(line.split()[1])
     return total * 1024 / 1e6
+
+
+def shared_mb():
+    """Shared memory of the machine, MB, mapped or not."""
+    import psutil
+
+    return psutil.virtual_memory().shared / 1e6
+
+
+def memory_mb(shared_before):
+    """Memory of this process and its descendants, MB, and the shared memory that came to the machine since `before`.
+
+    A batch that torch's worker has sent is mapped by nobody until it is received, so no process's PSS includes it.
+    """
+    return pss_mb(("Pss_Anon", "Pss_File")) + shared_mb() - shared_before
 
 
 def main():

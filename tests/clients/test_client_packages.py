@@ -56,7 +56,7 @@ def yielded():
 @pytest.mark.parametrize("package", PACKAGES)
 def test_a_program_of_a_package_yields_on_nbloader_what_it_yields_on_torch(package, yielded):
     if not is_installed(package):
-        pytest.skip(f"{PACKAGES[package]} is not installed: pip install 'nbloader[clients]'")
+        pytest.skip(f"{PACKAGES[package]} is not installed: pip install 'nbloader-torch[clients]'")
     on_torch, on_nbloader = yielded
     assert on_nbloader[package] == on_torch[package]
     assert on_torch[package]

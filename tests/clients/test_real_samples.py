@@ -80,7 +80,7 @@ def yielded():
 @pytest.mark.parametrize("name", OF_PACKAGES)
 def test_samples_of_a_package_are_those_of_torch(name, request):
     if not real_samples.is_installed(name):
-        pytest.skip(f"{real_samples.package_of(name)} is not installed: pip install 'nbloader[clients]'")
+        pytest.skip(f"{real_samples.package_of(name)} is not installed: pip install 'nbloader-torch[clients]'")
     on_torch, on_nbloader = request.getfixturevalue("yielded")
     assert on_nbloader[name] == on_torch[name]
     assert len(on_torch[name]) >= 3

@@ -63,7 +63,7 @@ def import_ray() -> Any:
         return importlib.import_module("ray")
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            "workers='ray' needs Ray, which is not installed: pip install 'nbloader[ray]' (or: pip install ray)"
+            "workers='ray' needs Ray, which is not installed: pip install 'nbloader-torch[ray]' (or: pip install ray)"
         ) from error
 
 

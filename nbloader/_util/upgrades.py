@@ -1,0 +1,53 @@
+"""Notices packages that were upgraded while this process runs, as by `%pip install --upgrade` in a notebook.
+
+What is imported later then comes from the new version, and the two do not fit together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import sys
+from pathlib import Path
+
+from nbloader import __version__
+from nbloader._util.user_warning import warn
+
+_DISTRIBUTIONS = {"nbloader": "nbloader-torch", "numpy": "numpy", "torch": "torch"}
+
+
+def _changed() -> dict[str, int]:
+    """When something was last installed beside each of the packages, by folder."""
+    folders = {
+        str(Path(file).parents[1])
+        for name in _DISTRIBUTIONS
+        if (file := getattr(sys.modules.get(name), "__file__", None)) is not None
+    }
+    times = {}
+    for folder in folders:
+        with contextlib.suppress(OSError):  # a package in an archive
+            times[folder] = os.stat(folder).st_mtime_ns
+    return times
+
+
+_looked_at = _changed()
+_said: set[str] = set()
+
+
+def warn_of_upgrades() -> None:
+    """Warn, once for each package, if another version is installed than this process has imported."""
+    changed = _changed()
+    if changed == _looked_at:
+        return
+    _looked_at.clear()
+    _looked_at.update(changed)
+    for name, distribution in _DISTRIBUTIONS.items():
+        imported = __version__ if name == "nbloader" else getattr(sys.modules.get(name), "__version__", None)
+        try:
+            installed = importlib.metadata.version(distribution)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        if imported is not None and installed != imported and name not in _said:
+            _said.add(name)
+            warn(f"{name} {installed} was installed, but this kernel has imported {name} {imported}: restart the kernel")
