@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from nbloader._util.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from nbloader.cache.cached_function import cached
     from nbloader.cache.process_cache import configure_cache
@@ -30,8 +32,6 @@ if TYPE_CHECKING:
     from nbloader.workers.ray_options import RayOptions
     from nbloader.workers.seeders import register_seeder
     from nbloader.workers.worker_info import get_worker_info
-
-__version__ = "0.2.0"
 
 _MODULES = {
     "DataLoader": "nbloader.loader",

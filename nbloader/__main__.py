@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
+import sys
 import time
 
 import nbloader
@@ -45,11 +46,12 @@ def check() -> str:
 def main() -> None:
     """Print what is installed, and the result of the check."""
     packages = ", ".join(map(installed, ("torch", "numpy", "ipywidgets", "anywidget", "bokeh")))
-    print(f"nbloader {nbloader.__version__}, Python {platform.python_version()}, {platform.platform(terse=True)}")
-    print(f"With {packages}.")
+    say = sys.stdout.write
+    say(f"nbloader {nbloader.__version__}, Python {platform.python_version()}, {platform.platform(terse=True)}\n")
+    say(f"With {packages}.\n")
     if not installed(NAMESAKE).startswith("no "):
-        print(f"{installed(NAMESAKE)} is another project with the same name for imports: pip uninstall {NAMESAKE}")
-    print(check())
+        say(f"{installed(NAMESAKE)} is another project with the same name for imports: pip uninstall {NAMESAKE}\n")
+    say(f"{check()}\n")
 
 
 if __name__ == "__main__":

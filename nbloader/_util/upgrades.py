@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import os
 import sys
 from pathlib import Path
 
-from nbloader import __version__
 from nbloader._util.user_warning import warn
+from nbloader._util.version import __version__
 
 _DISTRIBUTIONS = {"nbloader": "nbloader-torch", "numpy": "numpy", "torch": "torch"}
 
@@ -27,7 +26,7 @@ def _changed() -> dict[str, int]:
     times = {}
     for folder in folders:
         with contextlib.suppress(OSError):  # a package in an archive
-            times[folder] = os.stat(folder).st_mtime_ns
+            times[folder] = Path(folder).stat().st_mtime_ns
     return times
 
 
@@ -50,4 +49,4 @@ def warn_of_upgrades() -> None:
             continue
         if imported is not None and installed != imported and name not in _said:
             _said.add(name)
-            warn(f"{name} {installed} was installed, but this kernel has imported {name} {imported}: restart the kernel")
+            warn(f"{name} {installed} was installed, but this process has imported {imported}: restart the kernel")

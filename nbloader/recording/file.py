@@ -29,8 +29,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nbloader import __version__
 from nbloader._util.format import clean, duration, megabytes
+from nbloader._util.version import __version__
 from nbloader.dashboard.feed import Message
 from nbloader.errors import RecordingError
 from nbloader.events import Event

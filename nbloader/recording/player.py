@@ -15,8 +15,8 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nbloader import __version__
 from nbloader._util.format import clean, duration, megabytes
+from nbloader._util.version import __version__
 from nbloader.dashboard.panels import PANELS
 from nbloader.errors import RecordingError
 from nbloader.events import (

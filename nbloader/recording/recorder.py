@@ -16,9 +16,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nbloader import __version__
 from nbloader._util.format import clean, duration, megabytes
 from nbloader._util.user_warning import warn
+from nbloader._util.version import __version__
 from nbloader.dashboard.feed import Feed, Message
 from nbloader.dashboard.publisher import TICK, Publisher
 from nbloader.events import BatchRecord, EpochEnded, Event, LoaderClosed
