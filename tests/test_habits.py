@@ -189,6 +189,7 @@ folder.mkdir()
 (folder / "METADATA").write_text("Metadata-Version: 2.1\\nName: nbloader-torch\\nVersion: 99.0\\n")
 for _ in range(2):
     with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
         DataLoader([1])
     print([str(warning.message) for warning in caught])
 print(__version__)
