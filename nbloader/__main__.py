@@ -9,6 +9,7 @@ import time
 
 import nbloader
 from nbloader._platform import CAN_START_PROCESSES
+from nbloader.loader.config import Workers
 
 SAMPLES, BATCH_SIZE, WORKERS = 1000, 32, 2
 NAMESAKE = "nbloader"
@@ -34,7 +35,7 @@ def check() -> str:
         WorkerStartError: The system provides no processes.
     """
     begin = time.perf_counter()
-    kind = "process" if CAN_START_PROCESSES else "thread"
+    kind: Workers = "process" if CAN_START_PROCESSES else "thread"
     with nbloader.DataLoader(list(range(SAMPLES)), BATCH_SIZE, num_workers=WORKERS, workers=kind) as loader:
         samples = [int(sample) for batch in loader for sample in batch]
     took = time.perf_counter() - begin
