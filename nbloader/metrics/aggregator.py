@@ -445,6 +445,7 @@ class Aggregator:
         rough = left is not None and not rates.count and stalled is None
         if left is not None and rough:
             eta = None if first is None and is_late(g, usual_ns) else self._rough_eta(g, left, first)
+        wait_share_epoch = self._epoch_share(g, records, stop, live=live)
         snapshot = Snapshot(
             state=self._state(g, stop),
             epoch=self._epoch,
@@ -458,7 +459,9 @@ class Aggregator:
             mb_per_second=rates.nbytes / 1e6,
             wait_share=rates.wait_share,
             rate_seconds=rates.seconds,
-            wait_share_epoch=self._epoch_share(g, records, stop, live=live),
+            headspace=_headspace(rates.count, rates.seconds, rates.wait_share),
+            wait_share_epoch=wait_share_epoch,
+            headspace_epoch=_headspace(done, active / 1e9, wait_share_epoch),
             waiting=None if g.waiting_since is None else max(0, g.now - g.waiting_since) / 1e9,
             waiting_for=g.waiting_for,
             window=g.window,
@@ -711,6 +714,12 @@ class Aggregator:
         if any(w.in_process for w in g.workers) or (newest is not None and newest.transport == "local"):
             return Place.THREADS
         return Place.PROCESSES
+
+
+def _headspace(batches: int, seconds: float, wait_share: float) -> float | None:
+    """Return how many batches per second the loop would consume if it never waited; None if that was not measured."""
+    own = (1 - wait_share) * seconds
+    return batches / own if batches and own > 0 else None
 
 
 def _is_stuck(w: WorkerGauge, now: int, usual_ns: int | None, patience: float) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from nbloader._util import palette
-from nbloader._util.format import age, clean, duration, megabytes, number, percent, plural, tail, text_table
+from nbloader._util.format import age, clean, consumable, duration, megabytes, number, percent, plural, tail, text_table
 from nbloader.metrics.ages import age_in
 from nbloader.metrics.snapshot import ENDED, OVERLAPPING_STAGES
 
@@ -151,6 +151,12 @@ def wait_share(s: Snapshot) -> float:
     return s.wait_share_epoch if s.state in ENDED else s.wait_share
 
 
+def headspace(s: Snapshot) -> str:
+    """How many batches per second the loop would consume if loading took no time, over the `span`; "" if unknown."""
+    rate = s.headspace_epoch if s.state in ENDED else s.headspace
+    return "" if rate is None or s.stalled is not None else f"{consumable(rate)} batches/s"
+
+
 def time_left(s: Snapshot) -> str:
     """Time until the end of the epoch, such as "3 min 20 s", "about 20.0 s" or "stalled for 9.0 s"; "" if unknown."""
     if s.stalled is not None:
@@ -237,6 +243,7 @@ def _progress_text(s: Snapshot) -> str:
             f"Epoch   {s.epoch}, {s.state}  {bar}{_done(s)}{part}",
             f"Time    {_times(s)}",
             f"Rate    {'   '.join(_rates(s))}{f'   ({span(s)})' if s.stalled is None else ''}",
+            *([f"        headspace: {space} if loading took no time"] if (space := headspace(s)) else []),
             f"Loop    {_loop(s)}",
         ]
     if s.iterators > 1:
@@ -354,7 +361,8 @@ def _progress_html(s: Snapshot) -> str:
     way = "" if s.uploads is None else f'<div style="{_MUTED};margin-top:4px">Upload {_text(uploads(s))}.</div>'
     cached = cache(s)
     kept = f'<div style="{_MUTED};margin-top:4px">Cache: {_text(cached)}.</div>' if cached else ""
-    return head + bar + _chips([*_rates(s), *chips]) + loop + way + kept + more
+    space = [f"headspace {text}"] if (text := headspace(s)) else []
+    return head + bar + _chips([*_rates(s), *space, *chips]) + loop + way + kept + more
 
 
 def _chips(texts: Iterable[str]) -> str:
