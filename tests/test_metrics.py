@@ -170,7 +170,7 @@ def test_rates_and_shares_are_computed_from_the_records():
 
 def test_headspace_is_the_rate_without_the_time_in_which_the_loop_waits():
     stats = new_stats()
-    now = loop(stats, 50, wait=30 * MS, step=20 * MS)
+    now = loop(stats, 50, wait=30 * MS, step=20 * MS, make=100 * MS)
     s = stats.snapshot(gauges(now, *pair(), waiting_since=now, waiting_for=50))
     assert s.batches_per_second == pytest.approx(20)
     assert (s.headspace, s.headspace_epoch) == (pytest.approx(50), pytest.approx(50))
@@ -859,6 +859,27 @@ def test_verdict_after_a_tiny_epoch_names_no_cause():
             "sample); the loop waited 0 % of the time. These are too few batches to tell why."
         ),
     )
+
+
+def test_the_verdict_about_the_epoch_before_stays_while_the_newest_has_too_few_batches():
+    stats = new_stats(cores=8)
+    now = loop(stats, 50, wait=34 * MS, step=20 * MS, make=100 * MS)
+    stats.update(EpochEnded(now, 0, 50, "exhausted"))
+    before = stats.snapshot(gauges(now, state="idle")).epoch_verdict
+    assert before.cause == "workers_compute"
+    stats.update(EpochStarted(now, 1, 100, 2))
+    cause, sentence = verdict(stats, gauges(now + S, *pair(state="starting"), waiting_since=now, waiting_for=0))
+    assert (cause, sentence.startswith("Starting up for")) == ("starting", True)
+    assert sentence.endswith(f" Epoch 0: {before.sentence}")
+    now = loop(stats, 2, begin=now, epoch=1)
+    stats.update(EpochEnded(now, 1, 2, "abandoned"))
+    s = stats.snapshot(gauges(now, state="idle", epoch=1))
+    assert s.cause == before.cause
+    assert s.verdict.startswith("Epoch 1 was abandoned after 2 of 100 batches in 20.0 ms; ")
+    assert s.verdict.endswith(f"These are too few batches to tell why. Epoch 0: {before.sentence}")
+    now = loop(stats, 50, begin=now, epoch=2, wait=0, step=20 * MS)
+    stats.update(EpochEnded(now, 2, 50, "exhausted"))
+    assert "Epoch 0" not in stats.snapshot(gauges(now, state="idle", epoch=2)).verdict, "it has one of its own"
 
 
 # --- text and HTML

@@ -49,11 +49,10 @@ def workers_limit(e: Evidence) -> str:
     """How fast the workers are, and how fast the loop could consume batches."""
     own = own_ms(e)
     could = consumable(1e3 / own if own else math.inf)
-    rate = number(e.rate if e.rate is not None else e.batches / e.seconds if e.seconds else 0.0)
     one = e.workers == 1
     return (
         f"{'The worker is' if one else 'Workers are'} the bottleneck: {waits(e)}; {plural(e.workers, 'worker')} "
-        f"{'produces' if one else 'produce'} {rate} batches/s, the loop could consume {could}."
+        f"{'produces' if one else 'produce'} {number(e.batches_per_second)} batches/s, the loop could consume {could}."
     )
 
 
