@@ -14,6 +14,7 @@ from nbloader._util.version import __version__ as __version__
 if TYPE_CHECKING:
     from nbloader.cache.cached_function import cached
     from nbloader.cache.process_cache import configure_cache
+    from nbloader.distributed.ranks import ranks
     from nbloader.errors import (
         DatasetTransferError,
         LoaderClosedError,
@@ -51,6 +52,7 @@ _MODULES = {
     "explore": "nbloader.explorer",
     "get_worker_info": "nbloader.workers.worker_info",
     "play": "nbloader.recording",
+    "ranks": "nbloader.distributed.ranks",
     "register_seeder": "nbloader.workers.seeders",
     "share": "nbloader.shm.share",
 }
@@ -73,6 +75,7 @@ __all__ = [
     "explore",
     "get_worker_info",
     "play",
+    "ranks",
     "register_seeder",
     "share",
 ]

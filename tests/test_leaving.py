@@ -14,7 +14,7 @@ from locked import HalfLocked, Locked, LockedAsync, LockedBatches, LockedCollate
 
 from nbloader import DataLoader, LoaderTimeoutError
 from nbloader import events as ev
-from nbloader.engine import timeouts
+from nbloader.engine import leaving, timeouts
 from nbloader.report.eventlog import line_of
 
 HOLDER = 2
@@ -154,6 +154,23 @@ def test_what_a_leaving_worker_still_sends_is_not_delivered_after_a_reload(tmp_p
         wait_for(holding.is_leaving)
         holding.go_on()
         assert [sample for batch in holding.epoch for sample in batch] == [("new", i) for i in range(40)]
+
+
+@pytest.mark.parametrize("way", ["fewer workers", "another kind"])
+def test_a_search_kills_no_worker_however_long_its_sample_takes(way, tmp_path, monkeypatch):
+    """It may hold a lock: a worker that `restart_workers` would kill at once may finish its sample."""
+    for name in ("STUCK_S", "STUCK_TIMES", "START_LIMIT"):
+        monkeypatch.setattr(leaving, name, 0)
+    with Holding(Locked(tmp_path, holder=HOLDER)) as holding:
+        if way == "fewer workers":
+            holding.loader.tune(num_workers=HOLDER)
+        else:
+            holding.loader._use_kind("thread")
+        wait_for(holding.is_leaving)
+        holding.go_on()
+        assert flat(holding.epoch) == list(range(40))
+        died = holding.death()
+        assert (died.exitcode, died.expected) == (0, True)
 
 
 @pytest.mark.parametrize("stop", [False, True], ids=["hangs", "stopped"])

@@ -168,6 +168,31 @@ def test_rates_and_shares_are_computed_from_the_records():
     assert s.workers[0].batches_per_second == pytest.approx(12.5, rel=0.05)
 
 
+def test_headspace_is_the_rate_without_the_time_in_which_the_loop_waits():
+    stats = new_stats()
+    now = loop(stats, 50, wait=30 * MS, step=20 * MS, make=100 * MS)
+    s = stats.snapshot(gauges(now, *pair(), waiting_since=now, waiting_for=50))
+    assert s.batches_per_second == pytest.approx(20)
+    assert (s.headspace, s.headspace_epoch) == (pytest.approx(50), pytest.approx(50))
+    assert "headspace: 50.0 batches/s if loading took no time" in str(s)
+    assert "headspace 50.0 batches/s" in s._repr_html_()
+    assert "the loop could consume 50.0" in s.verdict, "the sentence has the same number"
+    later = stats.snapshot(gauges(now + S, *pair(), waiting_since=now, waiting_for=50))
+    assert later.headspace == pytest.approx(50), "a wait that goes on costs no headspace"
+
+
+def test_without_a_batch_or_a_step_of_the_loop_there_is_no_headspace():
+    stats = new_stats()
+    assert stats.snapshot(gauges(START, state="new")).headspace is None
+    now = loop(stats, 50, wait=30 * MS, step=0)
+    s = stats.snapshot(gauges(now, *pair(), waiting_since=now, waiting_for=50))
+    assert s.headspace is None
+    assert "headspace" not in str(s)
+    now = loop(stats, 50, begin=now, epoch=1, wait=30 * MS, step=MS // 100)
+    s = stats.snapshot(gauges(now, *pair(), waiting_since=now, waiting_for=50))
+    assert "headspace: over 10,000 batches/s" in str(s), "such steps are not measured precisely"
+
+
 def test_percentiles_use_the_nearest_rank():
     stats = new_stats()
     now = loop(stats, 100, cycle=lambda index: {"step": (index + 1) * MS})
@@ -834,6 +859,27 @@ def test_verdict_after_a_tiny_epoch_names_no_cause():
             "sample); the loop waited 0 % of the time. These are too few batches to tell why."
         ),
     )
+
+
+def test_the_verdict_about_the_epoch_before_stays_while_the_newest_has_too_few_batches():
+    stats = new_stats(cores=8)
+    now = loop(stats, 50, wait=34 * MS, step=20 * MS, make=100 * MS)
+    stats.update(EpochEnded(now, 0, 50, "exhausted"))
+    before = stats.snapshot(gauges(now, state="idle")).epoch_verdict
+    assert before.cause == "workers_compute"
+    stats.update(EpochStarted(now, 1, 100, 2))
+    cause, sentence = verdict(stats, gauges(now + S, *pair(state="starting"), waiting_since=now, waiting_for=0))
+    assert (cause, sentence.startswith("Starting up for")) == ("starting", True)
+    assert sentence.endswith(f" Epoch 0: {before.sentence}")
+    now = loop(stats, 2, begin=now, epoch=1)
+    stats.update(EpochEnded(now, 1, 2, "abandoned"))
+    s = stats.snapshot(gauges(now, state="idle", epoch=1))
+    assert s.cause == before.cause
+    assert s.verdict.startswith("Epoch 1 was abandoned after 2 of 100 batches in 20.0 ms; ")
+    assert s.verdict.endswith(f"These are too few batches to tell why. Epoch 0: {before.sentence}")
+    now = loop(stats, 50, begin=now, epoch=2, wait=0, step=20 * MS)
+    stats.update(EpochEnded(now, 2, 50, "exhausted"))
+    assert "Epoch 0" not in stats.snapshot(gauges(now, state="idle", epoch=2)).verdict, "it has one of its own"
 
 
 # --- text and HTML

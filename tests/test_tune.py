@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import html.parser
 import itertools
 import math
@@ -36,6 +37,7 @@ from nbloader.events import BatchRecord
 from nbloader.loader import torch_compat
 from nbloader.loader import tuning as tuning_module
 from nbloader.loader.tuning_html import html_of
+from nbloader.metrics.snapshot import Verdict
 
 MS = 1_000_000
 
@@ -405,6 +407,38 @@ def test_another_kind_of_workers_is_tried_only_if_that_is_allowed(monkeypatch):
             loader.tune(kinds="thread")
         with pytest.raises(ValueError, match="kinds"):
             loader.tune(kinds=["ray"])
+
+
+class Copies(Waiting):
+    """Most of the time goes into a copy that nobody needs."""
+
+    def __init__(self, length):
+        super().__init__(length)
+        self.table = [[i] for i in range(4000)]
+
+    def __getitem__(self, i):
+        table = copy.deepcopy(self.table)
+        return table[i % 10][0]
+
+
+@pytest.mark.parametrize("cause", ["workers_compute_full", "workers_compute", "consumer"])
+def test_where_all_cores_are_in_use_the_result_begins_with_that_and_lists_what_makes_samples_cheaper(
+    cause, monkeypatch
+):
+    limit = Verdict(cause, evidence="Workers are the bottleneck.")
+    monkeypatch.setattr(tuning_module, "limit_of", lambda _snapshot: limit)
+    with DataLoader(Copies(100_000), 2, num_workers=1, workers="thread") as loader:
+        loader.profile_lines()
+        tuning = loader.tune(2, max_workers=1)
+        assert tuning.remedies is None
+        loop(loader, lambda: tuning.finished, [])
+        text = str(tuning)
+    full, line = cause == "workers_compute_full", cause != "consumer"
+    assert text.startswith("Of all changes, only cheaper samples help: all cores are in use. Workers are") is full
+    assert (tuning.remedies is not None) is line
+    assert [one.name for one in tuning.remedies or ()] == ["deep-copy"] * line
+    assert ("loader.remedies() tries it on samples" in text) is line
+    assert ("loader.remedies() tries it on samples" in tuning._repr_html_()) is line
 
 
 def test_a_search_is_stopped_undone_and_ended_by_other_changes():

@@ -11,9 +11,10 @@ import pytest
 import nbloader
 from nbloader import DataLoader
 from nbloader.cache.hit_cost import hit_seconds
-from nbloader.diagnose.what_if import WIDE, CostChange, Job, LineTime, Prediction, Settings, jobs_of, predict, replay
+from nbloader.diagnose.what_if import CostChange, Job, Settings, jobs_of, predict, replay
+from nbloader.diagnose.without_line import LineTime, gain_without
 from nbloader.events import BatchRecord, NodeTransfer
-from nbloader.metrics.evidence import Evidence, MachineLoad
+from nbloader.metrics.evidence import Evidence, MachineLoad, Place
 from nbloader.metrics.usage import Usage
 
 MS = 1_000_000
@@ -209,7 +210,8 @@ def test_no_prediction_where_the_model_does_not_fit():
     assert slower.batches_per_second is None
     assert "differs from what was measured by 5" in str(slower)
     locked = predict(recorded(jobs, now), Evidence(), now, settings(4), "lock", "num_workers=4")
-    assert str(locked) == "num_workers=4: cannot tell, a lock serializes the workers"
+    instead = "measure it with loader.tune(num_workers=4)"
+    assert str(locked) == f"num_workers=4: cannot tell, a lock serializes the workers: {instead}"
     few = predict(recorded(jobs, now)[:9], Evidence(), now, settings(4), "workers_wait", "num_workers=4")
     assert "20 consecutive batches are needed, there are 9" in str(few)
 
@@ -282,7 +284,7 @@ def test_a_pickled_batch_is_predicted_without_transport():
         for r in recorded(jobs, now)
     ]
     records = [r._replace(delivered=r.returned - 5 * MS, in_order=r.returned - 55 * MS) for r in records]
-    assert predict(records, Evidence(), now, now, "pickle", "x").reason == "batches are pickled"
+    assert predict(records, Evidence(), now, now, "pickle", "x").reason.startswith("batches are pickled")
     found = predict(records, Evidence(), now, now, "pickle", "x", CostChange(transport=False))
     assert found.speedup == pytest.approx(0.055 / 0.05, rel=0.05), found
 
@@ -297,16 +299,64 @@ def test_larger_batches_save_steps_only_if_a_step_does_not_grow():
     assert found.batches_per_second == pytest.approx(2 * found.measured, rel=0.05)
     assert "as many samples/s" in str(found)
     few = change(SLOW, CostChange(batch_size=64), settings(2))
-    assert few.reason == "the 1200 samples of the last batches make fewer than 20 of this size"
+    assert few.reason.startswith("the 1200 samples of the last batches make fewer than 20 of this size: measure it")
+
+
+HALF = LineTime(0.4, 0.1, 400)
+OF_WORKERS = Evidence(
+    wait_share=0.8, producing_wait=0.8, utilization=1.0, seconds=10.0, batches=200, workers=2, place=Place.PROCESSES
+)
 
 
 @pytest.mark.unit
-def test_a_line_needs_samples():
-    found = change(SLOW, CostChange(line=LineTime(0.2, 0.2, 40)), settings(2))
-    assert "sampled 40 times, 50 are needed" in found.reason
-    wide = change(SLOW, CostChange(line=LineTime(0.02, 0.88, 120)), settings(8))
-    assert isinstance(wide, Prediction)
-    assert wide.speedup is None or wide.high <= WIDE**2 * wide.low
+def test_few_samples_of_a_line_only_widen_the_interval():
+    widths = []
+    for samples in (10, 40, 400):
+        found = change(SLOW, CostChange(line=LineTime(0.2, 0.2, samples)), settings(2))
+        assert found.low <= found.speedup <= found.high
+        assert found.speedup == pytest.approx(1 / 0.6, rel=0.1)
+        widths.append(found.high / found.low)
+    assert widths == sorted(widths, reverse=True)
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    ("cause", "stretched", "batches"),
+    [
+        ("workers_compute", 1.5, 60),  # the replay does not match
+        ("workers_compute", 1, 9),  # too few batches
+        ("workers_compute", 1, 0),  # none that can be replayed
+        ("cores_taken", 1, 60),
+        ("threads", 1, 60),
+        ("memory", 1, 60),
+        ("pickle", 1, 60),
+    ],
+)
+def test_what_a_line_would_gain_is_always_predicted_from_its_share(cause: str, stretched: float, batches: int):
+    records = recorded([Job(0.06, 0.02, 0.005)] * 60, settings(2), stretched=stretched)[:batches]
+    now, line = settings(2), CostChange(line=HALF)
+    found = predict(records, OF_WORKERS, now, now, cause, "without it", line)
+    assert found.speedup == pytest.approx(2, rel=0.01), "workers that limit the loop make batches in half the time"
+    assert found.low == pytest.approx(1 / (1 - 0.45 * 0.8), rel=0.05), "or each wait is as much shorter"
+    assert found.low <= found.speedup <= found.high < 2.4
+    assert found.measured > 0
+    assert not found.reason
+    other = predict(records, OF_WORKERS, now, settings(4), cause, "both", line)
+    assert other.speedup is None, "other settings at the same time need the model"
+
+
+@pytest.mark.unit
+def test_the_loop_itself_and_a_lock_bound_what_a_line_gains():
+    most = LineTime(0.95, 0.0, 4000)
+    assert gain_without(most, OF_WORKERS, serialized=False).speedup == pytest.approx(5), "the loop's own 20 %"
+    locked = gain_without(HALF, OF_WORKERS, serialized=True)
+    assert (locked.speedup, locked.high) == (pytest.approx(2), pytest.approx(5)), "if this line holds the lock"
+    own = dataclasses.replace(OF_WORKERS, place=Place.CONSUMER)
+    assert gain_without(HALF, own, serialized=False).speedup == pytest.approx(1 / 0.6), "nothing overlaps"
+    idle = dataclasses.replace(OF_WORKERS, utilization=0.5)
+    assert 1 / 0.6 < gain_without(HALF, idle, serialized=False).speedup < 2
+    waits_little = dataclasses.replace(OF_WORKERS, wait_share=0.05, producing_wait=0.02)
+    assert gain_without(HALF, waits_little, serialized=False).high < 1.03
 
 
 class Sleeps:

@@ -22,6 +22,7 @@ _LONG = 99.95
 _MINUTE = _HOUR = 60
 _UNITS = ((1e9, "GB"), (1e6, "MB"), (0, "kB"))
 _ALMOST_NOTHING = 0.005
+_MOST_CONSUMABLE = 10_000
 WHOLE_SECONDS = 2.0
 """Age from which it is shown in whole seconds, seconds."""
 
@@ -33,6 +34,11 @@ def number(value: float) -> str:
         if size >= least:
             return format(value, form)
     return "0" if size >= 0 else str(value)
+
+
+def consumable(rate: float) -> str:
+    """Format how many batches per second a loop could consume. Steps of less than 0.1 ms are not measured precisely."""
+    return number(rate) if rate <= _MOST_CONSUMABLE else f"over {_MOST_CONSUMABLE:,}"
 
 
 def percent(share: float) -> str:

@@ -6,6 +6,7 @@
 
 The headline is the state of a loader that is new, paused or starting, or names a stuck worker. Otherwise it is the
 verdict about the last seconds. After the end of an epoch, also after `close()`, it is the verdict about the epoch.
+While an epoch has too few batches to tell what limits it, the verdict about the one before stays with the headline.
 """
 
 from __future__ import annotations
@@ -51,11 +52,22 @@ def judge(s: Snapshot, status: LoaderStatus, now: Evidence, epoch: Evidence) -> 
         return Diagnosis(Verdict("closed", "The loader is closed.") if closed else new, Verdict(), Verdict())
     recent, whole = verdict(now), verdict(epoch)
     common = in_common(epoch.slow_indices, epoch.usual_indices, epoch.facts) if epoch.slow_indices else ""
-    headline = _headline(s, status, recent, whole)
+    headline = _with_epoch_before(_headline(s, status, recent, whole), status)
     left_out = _left_out(status)
     if left_out:
         headline = headline._replace(sentence=f"{headline.sentence} {left_out}")
     return Diagnosis(headline, recent, whole, common)
+
+
+def _with_epoch_before(headline: Verdict, status: LoaderStatus) -> Verdict:
+    """Add the verdict about an earlier epoch to a headline that only says that the newest one is too short for one."""
+    before = status.before
+    if before is None or headline.cause not in ("starting", "idle"):
+        return headline
+    sentence = f"{headline.sentence} Epoch {before.epoch}: {before.verdict.sentence}"
+    if headline.cause == "starting":
+        return headline._replace(sentence=sentence)
+    return before.verdict._replace(sentence=sentence, restart=())
 
 
 def _left_out(status: LoaderStatus) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
-from nbloader._util.format import clean, duration, number, percent, plural
+from nbloader._util.format import clean, consumable, duration, number, percent, plural
 from nbloader.diagnose.work import cores_used, split_work
 from nbloader.metrics.evidence import Place
 
@@ -15,8 +16,6 @@ SMALLER = "Make batches smaller: a smaller dtype (uint8 instead of float32), or 
 """A remedy against large batches."""
 _SOURCE = 80
 """Maximum length of a line of code, characters."""
-_MIN_STEP_MS = 0.1
-"""Shortest step, ms, that is measured precisely enough to say how many batches per second the loop could consume."""
 
 
 def waits(e: Evidence) -> str:
@@ -49,12 +48,11 @@ def own_ms(e: Evidence) -> float:
 def workers_limit(e: Evidence) -> str:
     """How fast the workers are, and how fast the loop could consume batches."""
     own = own_ms(e)
-    could = number(1e3 / own) if own > _MIN_STEP_MS else "over 10,000"
-    rate = number(e.rate if e.rate is not None else e.batches / e.seconds if e.seconds else 0.0)
+    could = consumable(1e3 / own if own else math.inf)
     one = e.workers == 1
     return (
         f"{'The worker is' if one else 'Workers are'} the bottleneck: {waits(e)}; {plural(e.workers, 'worker')} "
-        f"{'produces' if one else 'produce'} {rate} batches/s, the loop could consume {could}."
+        f"{'produces' if one else 'produce'} {number(e.batches_per_second)} batches/s, the loop could consume {could}."
     )
 
 

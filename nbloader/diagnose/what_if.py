@@ -11,7 +11,8 @@ larger batches).
 In the model, workers take jobs in order while the prefetch window has room, as in `scheduler.prefetch`, everything that
 computes shares the cores evenly, and the loop takes batches in order. There is a prediction only if the replay of the
 unchanged loop comes close to what was measured, and if nothing that the model lacks (a lock, other programs) limits the
-loop. If a change has an effect that was not measured (which code holds the interpreter lock, how long a step with a
+loop. For a line of code that takes no time there is always one: else its share bounds the gain (`without_line`). If a
+change has an effect that was not measured (which code holds the interpreter lock, how long a step with a
 larger batch takes), both extremes are replayed. Their predictions are the ends of the interval; if they are far apart,
 there is no prediction.
 
@@ -34,6 +35,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from nbloader._util.format import number, percent, text_table
 from nbloader.diagnose.causes import BY_NAME, CORES_TAKEN, PICKLE
+from nbloader.diagnose.causes.interpreter_lock import INTERPRETER_LOCK
+from nbloader.diagnose.causes.lock import LOCK
+from nbloader.diagnose.without_line import LineTime, gain_without
 from nbloader.diagnose.work import CONTENDED, core_wait, split_work, taken_by_others
 from nbloader.metrics.evidence import MachineLoad
 from nbloader.metrics.stage_times import elapsed_ns, returned_at
@@ -49,8 +53,9 @@ MIN_REPLAYED = 20
 """Minimum number of batches for a prediction."""
 BLOCKS = 4
 """The replayed batches are split into this many parts; the spread of their predictions gives the interval."""
-MATCHES = 0.1
-"""Largest relative error of the replay of the unchanged loop for which there is a prediction."""
+MATCHES = 0.2
+"""Largest relative error of the replay of the unchanged loop for which there is a prediction. Its interval is at least
+that wide to either side."""
 ROUNDS, ENOUGH = 40, 0.01
 """Limits of the iteration in `_slowdown`: number of rounds, and relative precision of the cores used."""
 WIDE = 1.6
@@ -59,8 +64,6 @@ the interval by more than its square."""
 HIT_TIMES = 0.8, 1.25
 """Range of the cost of a cache hit, as multiples of the measured cost, which varies with the arguments and with other
 programs."""
-MIN_SAMPLES = 50
-"""Minimum number of samples of the workers' lines for a prediction."""
 COLUMNS = ("", "batches/s", "gain")
 """Headings of the table of a prediction."""
 
@@ -116,15 +119,6 @@ class Cost(NamedTuple):
     def made(self) -> float:
         """Time to fetch and collate."""
         return self.fetch_waiting + self.fetch_cpu + self.collate_waiting + self.collate_cpu
-
-
-class LineTime(NamedTuple):
-    """The share of the workers' time that goes into a line of code and what it calls."""
-
-    computing: float
-    waiting: float
-    samples: int
-    """Number of stack samples, of all lines, on which these shares are based."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -461,9 +455,8 @@ def _variants(costs: Sequence[Cost], settings: Settings, change: CostChange) -> 
     """List the ways in which a change may turn out: one, or both extremes of each unmeasured effect."""
     found = [(list(costs), settings)]
     if change.line is not None:
-        share, samples = change.line.computing + change.line.waiting, change.line.samples
-        error = 2 * (max(share * (1 - share), 1 / samples) / samples) ** 0.5
-        found = [(_without_line(c, change.line, by), s) for c, s in found for by in (-error, error)]
+        error = change.line.error
+        found = [(_without_line(c, change.line, by), s) for c, s in found for by in (-error, 0.0, error)]
     if change.cached:
         found = [(_cached(c, change.cached, t * change.hit_seconds), s) for c, s in found for t in HIT_TIMES]
     if change.threads:
@@ -494,7 +487,7 @@ def _without_line(costs: Sequence[Cost], line: LineTime, error: float) -> list[C
         line: The line's share of the time.
         error: Added to this share.
     """
-    share = line.computing + line.waiting
+    share = line.share
     scale = max(0.0, min(1.0, share + error)) / share if share else 0.0
     made = sum(cost.made for cost in costs)
     computing = sum(cost.fetch_cpu + cost.collate_cpu for cost in costs)
@@ -591,9 +584,29 @@ def predict(
         change: The change as text for the user.
         costs_change: What the change does to the costs of batches.
     """
+    alone = costs_change.line if costs_change == CostChange(line=costs_change.line) and changed == now else None
+    found = _replayed(records, e, now, changed, cause, change, costs_change, wide=alone is not None)
+    if found.speedup is not None or alone is None or not (found.measured or e.batches_per_second):
+        return found
+    gain = gain_without(alone, e, serialized=cause in (LOCK.name, INTERPRETER_LOCK.name))
+    return replace(found, reason="", measured=found.measured or e.batches_per_second, **gain._asdict())
+
+
+def _replayed(
+    records: Sequence[BatchRecord],
+    e: Evidence,
+    now: Settings,
+    changed: Settings,
+    cause: str,
+    change: str,
+    costs_change: CostChange,
+    *,
+    wide: bool,
+) -> Prediction:
+    """Predict the rate by a replay; see `predict`. `wide` says whether an interval may have any width."""
     records = sorted(records, key=returned_at)[-REPLAYED:]
     if len(records) < MIN_REPLAYED:
-        reason = f"{MIN_REPLAYED} consecutive batches are needed, there are {len(records)}"
+        reason = f"{MIN_REPLAYED} consecutive batches are needed, there are {len(records)}: ask again later"
         return Prediction(change=change, measured=0.0, reason=reason)
     skipped = now.workers + 1
     seconds = _seconds([returned_at(r) / 1e9 for r in records], skipped)
@@ -602,12 +615,13 @@ def predict(
     samples = sum(cost.samples for cost in costs) / len(costs)
     fewer = 1.0 if costs_change.batch_size is None else samples / costs_change.batch_size
     none = Prediction(change=change, measured=measured, batches=fewer)
+    instead = _instead(now, changed, costs_change)
     reason = _unmodeled(cause, costs_change, samples * len(costs), e)
     if reason:
-        return replace(none, reason=reason)
+        return replace(none, reason=f"{reason}{instead}")
     error = seconds / _seconds(replay([cost.job for cost in costs], now.unlimited), skipped) - 1
     if abs(error) > MATCHES:
-        text = f"a replay of the unchanged loop differs from what was measured by {percent(abs(error))}"
+        text = f"a replay of the unchanged loop differs from what was measured by {percent(abs(error))}{instead}"
         return replace(none, reason=text, replay_error=error)
     size = max(MIN_REPLAYED // 2, len(costs) // BLOCKS)
     parts = [costs, *(costs[i : i + size] for i in range(0, len(costs) - size + 1, size))]
@@ -615,13 +629,13 @@ def predict(
     gains = [gain for gain in gains if gain]
     by_variant = [_interval(list(ratios), error) for ratios in zip(*gains, strict=True)]
     low, high = min(found.low for found in by_variant), max(found.high for found in by_variant)
-    speedup = statistics.fmean(found.speedup for found in by_variant)
     extremes = [found.speedup for found in by_variant]
-    if max(extremes) > WIDE * max(1e-9, min(extremes)):
-        text = f"it may be {min(extremes):.2f} x to {max(extremes):.2f} x, {_unmeasured(costs_change)}"
+    speedup = statistics.median(extremes)
+    if max(extremes) > WIDE * max(1e-9, min(extremes)) and not wide:
+        text = f"it may be {min(extremes):.2f} x to {max(extremes):.2f} x, {_unmeasured(costs_change)}{instead}"
         return replace(none, reason=text, replay_error=error)
-    if high > WIDE * WIDE * low:
-        text = f"it may be {low:.2f} x to {high:.2f} x, because the batches differ too much from each other"
+    if high > WIDE * WIDE * low and not wide:
+        text = f"it may be {low:.2f} x to {high:.2f} x, because the batches differ too much from each other{instead}"
         return replace(none, reason=text, replay_error=error)
     return replace(none, speedup=speedup, low=low, high=high, replay_error=error)
 
@@ -658,14 +672,20 @@ def _unmodeled(cause: str, change: CostChange, samples: float, e: Evidence) -> s
         return limit.unmodeled
     if core_wait(e) >= CONTENDED and taken_by_others(e):  # whatever the cause: more workers would wait, too
         return CORES_TAKEN.unmodeled
-    if change.line is not None and change.line.samples < MIN_SAMPLES:
-        return (
-            f"the workers' lines were sampled {change.line.samples} times, {MIN_SAMPLES} are needed: call "
-            "loader.profile_lines() before the epoch"
-        )
     if change.batch_size is not None and samples < change.batch_size * MIN_REPLAYED:
         return f"the {samples:.0f} samples of the last batches make fewer than {MIN_REPLAYED} of this size"
     return ""
+
+
+def _instead(now: Settings, changed: Settings, change: CostChange) -> str:
+    """What to do where there is no prediction, as the end of a sentence."""
+    if change.threads:
+        return ': measure it with loader.tune(kinds=("process", "thread"))'
+    if change != UNCHANGED or changed.in_order != now.in_order:
+        return ": measure it in an epoch"
+    if now.workers and changed.workers and changed.workers != now.workers:
+        return f": measure it with loader.tune(num_workers={changed.workers})"
+    return ": measure it with loader.tune()" if now.workers else ": measure it in an epoch"
 
 
 def _unmeasured(change: CostChange) -> str:

@@ -657,15 +657,20 @@ class Engine:
         """Whether random numbers may depend on the number of workers, because batches are assigned round-robin."""
         return self._dispatcher.round_robin
 
-    def resize(self, num_workers: int) -> None:
-        """Change the number of workers."""
-        self._command(lambda: self._resize(num_workers))
+    def resize(self, num_workers: int, *, patient: bool = False) -> None:
+        """Change the number of workers.
 
-    def _resize(self, num_workers: int) -> None:
+        Args:
+            num_workers: The new number.
+            patient: Whether workers that are removed may take any time for their present sample.
+        """
+        self._command(lambda: self._resize(num_workers, patient=patient))
+
+    def _resize(self, num_workers: int, *, patient: bool) -> None:
         before, self._num_workers = self._num_workers, num_workers
         self._events.append(ev.WorkersResized(_clock(), before, num_workers))
         self._window.resize(num_workers)
-        self._group.resize(num_workers)
+        self._group.resize(num_workers, patient=patient)
         self._wake_consumers()  # the window may be larger
 
     def use_kind(self, name: str, dataset: Any, collate_fn: Any, worker_init_fn: Any, on_error: Any) -> None:

@@ -1,6 +1,7 @@
 """Workers that leave: they were removed or replaced, and finish their present sample before they end.
 
     dismiss(handle) -> handle.leave() -> ... -> WorkerGone    most end within one sample
+            patient -> never killed, except by close()          if nobody has asked for the end of this worker
                     -> handle.kill()                          at once if the worker is stuck, or as soon as it is
     retire(pool)    -> the same for all workers of a pool, which is polled until the last of them has ended
 
@@ -56,10 +57,15 @@ class LeavingWorkers:
         """Descriptors that are readable while `poll` has something to report."""
         return [fd for pool in self.pools if (fd := pool.fileno()) is not None]
 
-    def dismiss(self, handle: WorkerHandle) -> None:
-        """Make a worker end after its present sample, or at once if it is stuck."""
+    def dismiss(self, handle: WorkerHandle, *, patient: bool = False) -> None:
+        """Make a worker end after its present sample, or at once if it is stuck.
+
+        Args:
+            handle: The worker.
+            patient: Whether it may take any time for its sample: a long sample may hold a lock.
+        """
         now = _clock()
-        stuck_at = self._stuck_at(handle, now)
+        stuck_at = math.inf if patient else self._stuck_at(handle, now)
         if stuck_at <= now:
             handle.kill()
             return
@@ -82,19 +88,20 @@ class LeavingWorkers:
         usual = self._usual_ns()
         return busy_since + (max(STUCK_S * 1e9, STUCK_TIMES * usual) if usual else START_LIMIT * 1e9)
 
-    def retire(self, pool: WorkerPool, grace: float) -> list[WorkerMessage]:
+    def retire(self, pool: WorkerPool, grace: float, *, patient: bool = False) -> list[WorkerMessage]:
         """Let all workers of a pool leave.
 
         Args:
             pool: One of `pools`. Nothing is sent to its workers from now on.
             grace: Seconds to wait for their end.
+            patient: See `dismiss`.
 
         Returns:
             The messages that arrived in the meantime.
         """
         messages = pool.let_leave(grace)
         for handle in list(pool.handles.values()):
-            self.dismiss(handle)
+            self.dismiss(handle, patient=patient)
         self._dispose_empty()
         return messages
 
@@ -114,8 +121,8 @@ class LeavingWorkers:
         self._leavers = [leaver for leaver in self._leavers if leaver.stuck_at > now]
 
     def seconds_left(self) -> float | None:
-        """Return the seconds until `kill_stuck` must be called; None if no worker is leaving."""
-        ends = [leaver.stuck_at for leaver in self._leavers if not leaver.handle.gone]
+        """Return the seconds until `kill_stuck` must be called; None if no worker that may be killed is leaving."""
+        ends = [one.stuck_at for one in self._leavers if not one.handle.gone and one.stuck_at < math.inf]
         return (min(ends) - _clock()) / 1e9 if ends else None
 
     def close(self, grace: float) -> list[WorkerMessage]:

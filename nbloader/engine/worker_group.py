@@ -480,10 +480,10 @@ class WorkerGroup:
         self._replace(handle.worker, reason)
         return poisoned is None
 
-    def _dismiss(self, handle: WorkerHandle) -> None:
+    def _dismiss(self, handle: WorkerHandle, *, patient: bool = False) -> None:
         """Make a worker leave after its present sample, and requeue the batches that it held."""
         self._requeue(handle)
-        self.leaving.dismiss(handle)
+        self.leaving.dismiss(handle, patient=patient)
 
     def _on_leave(self, handle: WorkerHandle) -> None:
         self._publish(ev.WorkerLeaving(_clock(), handle.worker, handle.pid))
@@ -495,11 +495,16 @@ class WorkerGroup:
         handle.held = tuple(dict.fromkeys(task.number for task in held))
         return poisoned
 
-    def resize(self, num_workers: int) -> None:
-        """Change the number of workers: stop those with the highest ids, or start new ones."""
+    def resize(self, num_workers: int, *, patient: bool = False) -> None:
+        """Change the number of workers: stop those with the highest ids, or start new ones.
+
+        Args:
+            num_workers: The new number.
+            patient: See `LeavingWorkers.dismiss`.
+        """
         for slot in self._slots[num_workers:]:
             if slot.handle is not None:
-                self._dismiss(slot.handle)
+                self._dismiss(slot.handle, patient=patient)
         del self._slots[num_workers:]
         self._dispatcher.slots = num_workers
         new = range(len(self._slots), num_workers)
@@ -510,7 +515,7 @@ class WorkerGroup:
 
     def use_kind(self, config: EngineConfig, kind: WorkerKind, setup: WorkerSetup) -> None:
         """Switch to another kind of worker: let the current workers leave, and requeue the batches that they held."""
-        self.retire(0)
+        self.retire(0, patient=True)
         self._config, self.kind, self._setup = config, kind, setup
 
     def end_epoch(self) -> None:
@@ -534,14 +539,15 @@ class WorkerGroup:
                 handle.expected = True
                 handle.kill()
 
-    def retire(self, grace: float = GRACE) -> None:
+    def retire(self, grace: float = GRACE, *, patient: bool = False) -> None:
         """Let all workers leave after their present sample. The batches that they held wait until the next start.
 
         Args:
             grace: Seconds to wait for their end. After that, the group can be started again while they are leaving.
+            patient: See `LeavingWorkers.dismiss`.
         """
         pool = self._drop_pool()
-        for message in [] if pool is None else self.leaving.retire(pool, grace):
+        for message in [] if pool is None else self.leaving.retire(pool, grace, patient=patient):
             self._on_message(message)
 
     def stop(self, grace: float = GRACE) -> None:

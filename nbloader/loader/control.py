@@ -47,11 +47,16 @@ class Control:
         self.check_open()
         return natural("num_workers", value, "use num_workers=0 to load in this process")
 
-    def resize(self, value: int) -> None:
-        """Change the number of workers of a loader that has workers."""
+    def resize(self, value: int, *, patient: bool) -> None:
+        """Change the number of workers of a loader that has workers.
+
+        Args:
+            value: The new number.
+            patient: Whether workers that are removed may take any time for their present sample.
+        """
         if value != self._num_workers and isinstance(self._engine, Engine):
             self._num_workers = value
-            self._engine.resize(value)
+            self._engine.resize(value, patient=patient)
 
     def check_prefetch_factor(self, value: Any) -> int | None:
         """Check a new prefetch factor.

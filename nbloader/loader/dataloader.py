@@ -46,6 +46,7 @@ from nbloader.batch.rows import is_in_memory
 from nbloader.batch.torch_collate import collate_for_workers, default_function
 from nbloader.device import placement
 from nbloader.device.transfer import DeviceTransfer
+from nbloader.distributed import FOLDER
 from nbloader.engine import torch_names
 from nbloader.engine.config import EngineConfig
 from nbloader.engine.engine import IDLE_TIMEOUT, Engine
@@ -272,11 +273,16 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if not self._parts.iterations and self._auto_collation and not self._is_iterable:
             self._warn_of_bypassed_method()
         with self._parts.starting:
+            self._parts.monitor.keep_verdict()
             self._update_engine()
             prefetched = self._take_prefetched()
             epoch = self._make_epoch() if prefetched is None else prefetched
             self._parts.checkpoint.plan = epoch.plan
             epoch.begin(Consumer(self.num_workers, self.__len__, self._epoch_over))
+            if os.environ.get(FOLDER):
+                from nbloader.distributed.reporter import follow
+
+                follow(cast("LoaderControl", self))
         group = self._config.batches_per_step
         return epoch if group is None else DeviceGroups(epoch, group)
 
@@ -556,9 +562,19 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if not self.__initialized:
             vars(self)["num_workers"] = value  # a subclass that has not called `__init__` yet
             return
+        self._resize(value, patient=False)
+
+    def _resize(self, value: int, *, patient: bool) -> None:
+        """Change the number of workers.
+
+        Args:
+            value: The new number.
+            patient: Whether workers that are removed may take any time for their present sample. Nobody has said that
+                they hang if `tune` removes them, and they may hold a lock.
+        """
         value = self._parts.control.check_num_workers(value)
         if value and self._parts.engine_config.has_workers:
-            self._parts.control.resize(value)
+            self._parts.control.resize(value, patient=patient)
         vars(self)["num_workers"] = value
 
     @property
@@ -973,7 +989,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         changes the settings of this loader in mid-epoch. Each setting is measured for a few seconds, and those that
         may be the fastest are measured again in turns. The fastest setting is kept if it is faster than the present one
         by more than 3 %. The batches stay the same, byte for byte: the number of workers is not changed for an iterable
-        dataset, or if workers draw from random generators of their own.
+        dataset, or if workers draw from random generators of their own. No worker is killed: one that is removed ends
+        after its present sample, however long that takes, and so releases the locks that it holds.
+
+        If all cores are in use at the end, no setting helps. The result then says so first, and lists what may make the
+        samples cheaper, as `remedies(samples=0)` does.
 
         Args:
             seconds: Time for the search, counted while the loop runs.
@@ -995,7 +1015,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             LoaderClosedError: After `close()`.
         """
         from nbloader.diagnose.tune import Search, Setting
-        from nbloader.loader.tuning import Tuning, change_plan
+        from nbloader.loader.tuning import Commands, Tuning, change_plan
 
         parts = self._parts
         parts.control.check_open()
@@ -1039,8 +1059,14 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         def restore_window(loader: DataLoader[Any]) -> None:
             loader._set_window(factor, total)
 
+        commands = Commands(
+            resize=lambda loader, workers: loader._resize(workers, patient=True),
+            restore_window=restore_window,
+            use_kind=DataLoader._use_kind,
+            remedies=lambda loader: loader.remedies(samples=0),
+        )
         parts.monitor.tuning = tuning = Tuning(
-            cast("LoaderControl", self), parts.monitor, seconds, plan, restore_window, DataLoader._use_kind, note
+            cast("LoaderControl", self), parts.monitor, seconds, plan, commands, note
         )  # fmt: skip
         return tuning
 

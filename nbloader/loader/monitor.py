@@ -13,7 +13,8 @@ from nbloader.cache.hit_cost import hit_seconds
 from nbloader.device.transfer import DeviceTransfer
 from nbloader.diagnose import outlook
 from nbloader.diagnose.bottleneck import judge
-from nbloader.diagnose.what_if import REPLAYED, CostChange, LineTime, Prediction, Settings, predict
+from nbloader.diagnose.what_if import MIN_REPLAYED, REPLAYED, CostChange, Prediction, Settings, predict
+from nbloader.diagnose.without_line import LineTime
 from nbloader.engine.local_engine import AnyEngine
 from nbloader.events import (
     DatasetReloaded,
@@ -49,6 +50,8 @@ OUTLOOK_BATCHES = 200
 """Number of batches from which the predictions beside a verdict are made."""
 OUTLOOK_S, OUTLOOK_SHARE = 1.0, 0.003
 """Minimum seconds between two computations of the predictions, and the share of the time that these may take."""
+KEEP_S = 1.0
+"""Minimum seconds between two verdicts that are kept when the next epoch begins. One takes a few milliseconds."""
 DISTURBING = (WorkersResized, WorkerReady, LoaderResumed, DatasetReloaded)
 """Events after which earlier batches are not used for predictions."""
 
@@ -98,11 +101,15 @@ class Monitor:
         """Samples the lines that workers execute."""
         self._changed_at = 0
         """Time of the last change that makes earlier batches useless for predictions, perf_counter ns."""
+        self._judged_from = 0
+        """The same as of the end of the newest epoch whose cause is known."""
         self._predicted = _Predicted((), 0.0, ())
         self._samples: SampleIndex | None = None
         """Facts about the dataset's samples; created when slow samples are found."""
         self._hits_before = 0
         """Hits of the sample cache before the newest epoch."""
+        self._kept_at = -KEEP_S
+        """When a verdict was last kept, monotonic seconds."""
         self.tuning: SettingSearch | None = None
         """The newest search for better settings."""
         events.subscribe(self._aggregator.update)
@@ -123,6 +130,9 @@ class Monitor:
 
     def _on_lifecycle(self, event: LifecycleEvent) -> None:
         if isinstance(event, EpochStarted):
+            judged = self._aggregator.judged_epoch
+            if judged is not None and judged.epoch == event.epoch - 1:
+                self._judged_from = self._changed_at
             self._usage.begin_epoch()
             cache = process_cache.gauge()
             self._hits_before = 0 if cache is None else cache.hits
@@ -132,6 +142,12 @@ class Monitor:
             self.lines.epoch_ended(event.epoch)
         elif isinstance(event, DISTURBING):
             self._changed_at = event.time
+
+    def keep_verdict(self) -> None:
+        """Judge the newest epoch before the next one begins, unless that was done after its end."""
+        if not self._aggregator.is_final and time.monotonic() - self._kept_at >= KEEP_S:
+            self._kept_at = time.monotonic()
+            self._snapshot(iterated=True)
 
     def window_changed(self) -> None:
         """Note that the size of the prefetch window was changed."""
@@ -317,7 +333,7 @@ class Monitor:
         costs: CostChange | str,
         batches: int = REPLAYED,
     ) -> Prediction:
-        """Predict from the newest epoch.
+        """Predict from the newest epoch; while it has too few batches, from the last one whose cause is known.
 
         Args:
             s: A snapshot that was just taken.
@@ -327,18 +343,19 @@ class Monitor:
             costs: How it affects the cost of batches, or why that is not known.
             batches: Maximum number of batches to replay.
         """
-        evidence = self._aggregator.epoch_evidence()
-        newest = self._aggregator.epoch
-        records = [
-            r for r in self._events.batches() if r.epoch == newest and not r.placed and r.dispatched >= self._changed_at
-        ]
+        epoch, evidence, cause = self._aggregator.epoch, self._aggregator.epoch_evidence(), s.epoch_verdict.cause
+        usable = [r for r in self._events.batches() if not r.placed]
+        records = [r for r in usable if r.epoch == epoch and r.dispatched >= self._changed_at]
+        judged = self._aggregator.judged_epoch
+        if judged is not None and judged.epoch < epoch and len(records) < MIN_REPLAYED:
+            evidence, cause = judged.evidence, judged.verdict.cause
+            records = [r for r in usable if r.epoch == judged.epoch and r.dispatched >= self._judged_from]
         now = _settings(given, evidence)
         if given["num_workers"] and evidence.window > now.window:  # `prefetch`, or a window that adapted itself
             now = dataclasses.replace(now, window=evidence.window)
         after = _settings(given | ({"prefetch": None} if "prefetch_factor" in changed else {}) | changed, evidence)
         if "num_workers" not in changed and "prefetch_factor" not in changed:
             after = dataclasses.replace(after, window=now.window)
-        cause = s.epoch_verdict.cause
         records = records[2 * now.workers :][-batches:]
         if isinstance(costs, str):
             rate = predict(records, evidence, now, now, cause, change).measured

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nbloader.diagnose.what_if import LineTime, Prediction
+from nbloader.diagnose.what_if import Prediction
+from nbloader.diagnose.without_line import LineTime
 from nbloader.errors import NbloaderError
 from nbloader.metrics.hot_lines import HotLine, HotLines
 from nbloader.remedies.kinds import REMEDIES

@@ -8,9 +8,12 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from html import escape
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nbloader._util.format import number, plural
+from nbloader.diagnose.causes import BY_NAME
+from nbloader.diagnose.causes.compute import COMPUTE_FULL
 from nbloader.diagnose.tune import Change, Measurement, Plan, Setting, Trial, measure, table
 from nbloader.errors import DatasetTransferError, LoaderClosedError
 from nbloader.events import (
@@ -21,12 +24,14 @@ from nbloader.events import (
     SettingTried,
     WorkerRestarted,
 )
-from nbloader.loader.tuning_html import html_of
-from nbloader.metrics.snapshot import TuningGauge
+from nbloader.loader.tuning_html import WIDTH, html_of
+from nbloader.metrics.snapshot import ENDED, TuningGauge
 
 if TYPE_CHECKING:
     from nbloader.loader.monitor import Monitor
     from nbloader.metrics.control import LoaderControl
+    from nbloader.metrics.snapshot import Snapshot, Verdict
+    from nbloader.remedies.results import Remedies
 
 log = logging.getLogger("nbloader")
 
@@ -50,6 +55,7 @@ DISTURBANCES = (LoaderPaused, LoaderResumed, WorkerRestarted, DatasetReloaded)
 RUNNING = frozenset({"starting", "running", "paused"})
 """States of a loader that is iterated."""
 CLOSED = "The loader was closed."
+ONLY_CHEAPER = "only cheaper samples help: all cores are in use."
 RECENT_NS = 5_000_000_000
 """A setting that the user chose is compared with the batches of this last period, ns."""
 
@@ -66,6 +72,19 @@ def change_plan(start: Setting, setting: Setting, records: Sequence[BatchRecord]
     return Change(start, setting, measure(recent))
 
 
+class Commands(NamedTuple):
+    """What a search does with a loader, which is the first argument of each function."""
+
+    resize: Callable[[Any, int], object]
+    """Changes the number of workers. Those that are removed may take any time for their present sample."""
+    restore_window: Callable[[Any], object]
+    """Restores the prefetch window that the loader had before the search."""
+    use_kind: Callable[[Any, Any], object]
+    """Switches to another kind of workers."""
+    remedies: Callable[[Any], Remedies]
+    """Lists what to write instead of the slowest lines, without trying it."""
+
+
 class Tuning:
     """Tries settings on a separate thread while a loop iterates the loader.
 
@@ -77,8 +96,7 @@ class Tuning:
         monitor: Its monitor.
         seconds: Time for all settings, counted while the loop runs.
         plan: Which settings are tried.
-        restore_window: Restores the prefetch window that a loader has now.
-        use_kind: Switches a loader to another kind of workers.
+        commands: Changes a loader.
         note: Why no other kind is tried; "" if there is nothing to say.
     """
 
@@ -88,8 +106,7 @@ class Tuning:
         monitor: Monitor,
         seconds: float,
         plan: Plan,
-        restore_window: Callable[[Any], object],
-        use_kind: Callable[[Any, Any], object],
+        commands: Commands,
         note: str = "",
     ) -> None:
         self._loader = weakref.ref(loader)
@@ -97,9 +114,12 @@ class Tuning:
         self._seconds = seconds
         self._slice = min(LONGEST, max(SHORTEST, seconds / PARTS))
         self._plan = plan
-        self._restore_window = restore_window
-        self._use_kind = use_kind
+        self._commands = commands
         self._note = note
+        self._advice = ""
+        self.remedies: Remedies | None = None
+        """What to write instead of the slowest lines, as `loader.remedies(samples=0)`, which has tried nothing; None
+        before the end of the search, and if these lines do not limit the loop."""
         self._window_replaced = False
         self._ended = threading.Event()
         self._stop = threading.Event()
@@ -176,12 +196,23 @@ class Tuning:
         return TuningGauge(not self.finished, changed, self._summary(), isinstance(plan, Change))
 
     def __repr__(self) -> str:
-        """A table of what was tried, and what to write down."""
-        return f"{table(self.trials, self.best)}\n{self._summary()} {self._note}".strip()
+        """What limits the samples, if settings do not; a table of what was tried, and what to write down."""
+        return f"{self._told()}{table(self.trials, self.best)}\n{self._summary()} {self._note}".strip()
 
     def _repr_html_(self) -> str:
         summary = f"{self._summary()} {self._note}".strip()
-        return html_of(self.trials, self.best, self._plan.start, self._plan.result, summary)
+        found = html_of(self.trials, self.best, self._plan.start, self._plan.result, summary)
+        told = escape(self._told()).replace("\n", "<br>")
+        return f'<div style="max-width:{WIDTH}px">{told}</div>{found}' if told else found
+
+    def _told(self) -> str:
+        """What cheaper samples would change, one statement a line."""
+        listed = [
+            f"  {one.line.place}: {one.proposal.instead} ({one.name})" for one in (self.remedies or ()) if one.proposal
+        ]
+        if listed:
+            listed = ["What may make them cheaper; loader.remedies() tries it on samples:", *listed, ""]
+        return "\n".join([*([self._advice] if self._advice else []), *listed, *([""] if self._advice else [])])
 
     def _summary(self) -> str:
         found = self._plan.summary(finished=self.finished)
@@ -204,6 +235,7 @@ class Tuning:
             self._reason = "The search has failed: see the log."
         finally:
             self._subscription.close()
+            self._advise()
             with self._lock:
                 self._ended.set()
             if self._undone:
@@ -234,6 +266,24 @@ class Tuning:
                     plan.ahead = -(-self._reach().stats().window // max(1, setting.num_workers))
         finally:
             self._restore()
+
+    def _advise(self) -> None:
+        """List what makes samples cheaper, if a line of code limits the loop; if all cores are in use, say so."""
+        loader = self._loader()
+        if loader is None or self._monitor.closed or isinstance(self._plan, Change):
+            return
+        try:
+            found = limit_of(loader.stats())
+            cause = BY_NAME.get(found.cause)
+            if cause is not None and cause.names_line:
+                self.remedies = self._commands.remedies(loader)
+            if COMPUTE_FULL.name in (found.cause, found.also):
+                kept = self._plan.result == self._plan.start
+                self._advice = f"{'Of all changes,' if kept else 'From here on,'} {ONLY_CHEAPER} {found.evidence}"
+        except LoaderClosedError:
+            return
+        except Exception:  # source code that nobody has foreseen: the settings that were found still count
+            log.exception("what makes samples cheaper could not be listed")
 
     def _restore(self) -> None:
         """Return to the best setting, unless other code has changed the settings."""
@@ -328,17 +378,22 @@ class Tuning:
     def _apply(self, setting: Setting) -> None:
         loader = self._reach()
         if setting.kind:
-            self._use_kind(loader, setting.kind)
+            self._commands.use_kind(loader, setting.kind)
         if setting.prefetch_factor == self._plan.start.prefetch_factor:
             if self._window_replaced or loader.prefetch_factor != self._start.prefetch_factor:
-                self._restore_window(loader)
+                self._commands.restore_window(loader)
                 self._window_replaced = False
         elif setting.prefetch_factor is not None and loader.prefetch_factor != setting.prefetch_factor:
             self._window_replaced = True
             loader.prefetch_factor = setting.prefetch_factor
         if loader.num_workers != setting.num_workers:
-            loader.num_workers = setting.num_workers
+            self._commands.resize(loader, setting.num_workers)
         self._expected = _Settings(setting.num_workers, loader.prefetch_factor)
+
+
+def limit_of(s: Snapshot) -> Verdict:
+    """Return what limits a loop: in the last seconds, or over the newest epoch after its end."""
+    return s.epoch_verdict if s.state in ENDED else s.now_verdict
 
 
 class _EndError(Exception):

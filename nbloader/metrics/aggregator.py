@@ -36,7 +36,16 @@ from nbloader.events import (
 from nbloader.events.gauges import Gauges, WorkerGauge
 from nbloader.events.pauses import Pauses
 from nbloader.events.records import LifecycleEvent
-from nbloader.metrics.evidence import Diagnosis, Evidence, Judge, KnownFacts, LoaderStatus, Place, SlowLine
+from nbloader.metrics.evidence import (
+    Diagnosis,
+    Evidence,
+    Judge,
+    JudgedEpoch,
+    KnownFacts,
+    LoaderStatus,
+    Place,
+    SlowLine,
+)
 from nbloader.metrics.rates import (
     FIRST_STUCK_S,
     STUCK_S,
@@ -158,6 +167,8 @@ class Aggregator:
         """When the epoch was last measured, perf_counter ns, and the result; None if it has not been measured."""
         self._final = False
         """Whether that was after the end of the epoch, or after the loop had stopped."""
+        self._judged: JudgedEpoch | None = None
+        """The newest epoch whose cause is known, as of the last snapshot."""
         self._last_seconds: Evidence | None = None
         """The measurements of the last seconds before that; None until then."""
         self._ready: collections.deque[WorkerReady] = collections.deque(maxlen=READY)
@@ -278,6 +289,19 @@ class Aggregator:
         with self._lock:
             self._count()
             return self._epoch
+
+    @property
+    def judged_epoch(self) -> JudgedEpoch | None:
+        """The newest epoch whose cause is known, as of the last snapshot; None if there is none."""
+        with self._lock:
+            return self._judged
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the last snapshot was taken after the end of the newest epoch, or there was nothing to judge."""
+        with self._lock:
+            self._count()
+            return self._final or not self._done
 
     def epoch_evidence(self) -> Evidence:
         """Return the measurements of the newest epoch, as of the last snapshot."""
@@ -445,6 +469,7 @@ class Aggregator:
         rough = left is not None and not rates.count and stalled is None
         if left is not None and rough:
             eta = None if first is None and is_late(g, usual_ns) else self._rough_eta(g, left, first)
+        wait_share_epoch = self._epoch_share(g, records, stop, live=live)
         snapshot = Snapshot(
             state=self._state(g, stop),
             epoch=self._epoch,
@@ -458,7 +483,9 @@ class Aggregator:
             mb_per_second=rates.nbytes / 1e6,
             wait_share=rates.wait_share,
             rate_seconds=rates.seconds,
-            wait_share_epoch=self._epoch_share(g, records, stop, live=live),
+            headspace=_headspace(rates.count, rates.seconds, rates.wait_share),
+            wait_share_epoch=wait_share_epoch,
+            headspace_epoch=_headspace(done, active / 1e9, wait_share_epoch),
             waiting=None if g.waiting_since is None else max(0, g.now - g.waiting_since) / 1e9,
             waiting_for=g.waiting_for,
             window=g.window,
@@ -509,6 +536,8 @@ class Aggregator:
             _with_facts(now, facts, line),
             _with_facts(epoch, facts, line),
         )
+        if diagnosis.epoch.cause not in ("", "unknown"):
+            self._judged = JudgedEpoch(self._epoch, diagnosis.epoch, epoch)
         headline = diagnosis.headline
         return replace(
             snapshot,
@@ -635,6 +664,7 @@ class Aggregator:
             stop_waited=0.0 if stop is None else max(0, stop.time - self._stop_asked) / 1e9,
             left_out=tuple(left_out[-1:]),
             left_out_count=self._left_out,
+            before=self._judged if self._judged is not None and self._judged.epoch < self._epoch else None,
         )
 
     def _span(self, g: Gauges, rates: Rates, usage: Usage | None, *, live: bool) -> SpanOptions:
@@ -711,6 +741,12 @@ class Aggregator:
         if any(w.in_process for w in g.workers) or (newest is not None and newest.transport == "local"):
             return Place.THREADS
         return Place.PROCESSES
+
+
+def _headspace(batches: int, seconds: float, wait_share: float) -> float | None:
+    """Return how many batches per second the loop would consume if it never waited; None if that was not measured."""
+    own = (1 - wait_share) * seconds
+    return batches / own if batches and own > 0 else None
 
 
 def _is_stuck(w: WorkerGauge, now: int, usual_ns: int | None, patience: float) -> bool:

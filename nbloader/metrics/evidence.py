@@ -200,9 +200,24 @@ class Evidence:
     device: str = ""
 
     @property
+    def batches_per_second(self) -> float:
+        """Rate over the span; 0 if it is empty."""
+        if self.rate is not None:
+            return self.rate
+        return self.batches / self.seconds if self.seconds else 0.0
+
+    @property
     def workers_here(self) -> int:
         """Number of workers that run on this machine."""
         return self.workers - sum(machine.workers for machine in self.elsewhere)
+
+
+class JudgedEpoch(NamedTuple):
+    """An epoch, what limited it, and the measurements that this follows from."""
+
+    epoch: int
+    verdict: Verdict
+    evidence: Evidence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,6 +244,8 @@ class LoaderStatus:
     """The last sample of this epoch that was skipped or replaced; () if there is none."""
     left_out_count: int = 0
     """Number of samples of this epoch that were skipped or replaced."""
+    before: JudgedEpoch | None = None
+    """The newest epoch before this one whose cause is known; None if there is none, or if that of this one is known."""
 
 
 class Diagnosis(NamedTuple):

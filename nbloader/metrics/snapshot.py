@@ -374,6 +374,11 @@ class Snapshot:
     """What the slow samples of the newest epoch have in common, such as "suffix .tif"; "" if nothing."""
     eta_rough: bool = False
     """Whether `eta` is an estimate from the first batches, which assumes that the loop itself takes no time."""
+    headspace: float | None = None
+    """Batches per second that the loop would consume if loading took no time: the batches of the interval of
+    `batches_per_second`, divided by the time in which the loop did not wait. None if that was not measured."""
+    headspace_epoch: float | None = None
+    """The same over the epoch so far."""
     rate_seconds: float = 0.0
     """Length of the interval over which rates and `wait_share` were computed, seconds. It is 0 until the consumer has
     processed the first batch: until then, `wait_share` covers the epoch so far."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from nbloader._util import palette
-from nbloader._util.format import age, clean, duration, megabytes, number, percent, plural, tail, text_table
+from nbloader._util.format import age, clean, consumable, duration, megabytes, number, percent, plural, tail, text_table
 from nbloader.metrics.ages import age_in
 from nbloader.metrics.snapshot import ENDED, OVERLAPPING_STAGES
 
@@ -151,6 +151,12 @@ def wait_share(s: Snapshot) -> float:
     return s.wait_share_epoch if s.state in ENDED else s.wait_share
 
 
+def headspace(s: Snapshot) -> str:
+    """How many batches per second the loop would consume if loading took no time, over the `span`; "" if unknown."""
+    rate = s.headspace_epoch if s.state in ENDED else s.headspace
+    return "" if rate is None or s.stalled is not None else f"{consumable(rate)} batches/s"
+
+
 def time_left(s: Snapshot) -> str:
     """Time until the end of the epoch, such as "3 min 20 s", "about 20.0 s" or "stalled for 9.0 s"; "" if unknown."""
     if s.stalled is not None:
@@ -237,6 +243,7 @@ def _progress_text(s: Snapshot) -> str:
             f"Epoch   {s.epoch}, {s.state}  {bar}{_done(s)}{part}",
             f"Time    {_times(s)}",
             f"Rate    {'   '.join(_rates(s))}{f'   ({span(s)})' if s.stalled is None else ''}",
+            *([f"        headspace: {space} if loading took no time"] if (space := headspace(s)) else []),
             f"Loop    {_loop(s)}",
         ]
     if s.iterators > 1:
@@ -306,7 +313,11 @@ _LINE = "1px solid rgba(128,128,128,.28)"
 
 def to_html(s: Snapshot) -> str:
     """Format the whole snapshot as HTML without scripts or style sheets, for light and dark pages."""
-    parts = [_verdict_html(s), _progress_html(s), _stages_html(s), _workers_html(s), _slowest_html(s)]
+    return fragment((_verdict_html(s), _progress_html(s), _stages_html(s), _workers_html(s), _slowest_html(s)))
+
+
+def fragment(parts: Iterable[str]) -> str:
+    """Join parts to a fragment of HTML in the font of the page."""
     return (
         '<div class="nbloader-report" style="font:13px/1.45 var(--jp-ui-font-family,system-ui,sans-serif);'
         'color:var(--jp-ui-font-color1,inherit);max-width:860px;padding:2px 0;font-variant-numeric:tabular-nums">'
@@ -320,8 +331,12 @@ def _text(value: object) -> str:
 
 
 def _verdict_html(s: Snapshot) -> str:
-    colour = palette.cause_color(s.cause)
-    verdict = "<br>".join(html.escape(clean(text, 1000)) for text in (s.verdict, other_verdict(s), outlook(s)) if text)
+    return verdict_box((s.verdict, other_verdict(s), outlook(s)), palette.cause_color(s.cause))
+
+
+def verdict_box(texts: Iterable[str], colour: str) -> str:
+    """Build a box with sentences, one a line. Empty ones are left out."""
+    verdict = "<br>".join(html.escape(clean(text, 1000)) for text in texts if text)
     return (
         f'<div style="border-left:4px solid {colour};background:{colour}1c;border-radius:4px;'
         f'padding:7px 11px;margin:0 0 10px">{verdict}</div>'
@@ -354,7 +369,8 @@ def _progress_html(s: Snapshot) -> str:
     way = "" if s.uploads is None else f'<div style="{_MUTED};margin-top:4px">Upload {_text(uploads(s))}.</div>'
     cached = cache(s)
     kept = f'<div style="{_MUTED};margin-top:4px">Cache: {_text(cached)}.</div>' if cached else ""
-    return head + bar + _chips([*_rates(s), *chips]) + loop + way + kept + more
+    space = [f"headspace {text}"] if (text := headspace(s)) else []
+    return head + bar + _chips([*_rates(s), *space, *chips]) + loop + way + kept + more
 
 
 def _chips(texts: Iterable[str]) -> str:
@@ -377,8 +393,7 @@ def _stages_html(s: Snapshot) -> str:
     )
     rows = [
         [
-            _dot(palette.STAGES[stage.name])
-            + f'{stage.name} <span style="{_MUTED}">{STAGE_MEANING[stage.name]}</span>',
+            dot(palette.STAGES[stage.name]) + f'{stage.name} <span style="{_MUTED}">{STAGE_MEANING[stage.name]}</span>',
             *(f"{ms:,.2f}" for ms in (stage.mean, stage.p50, stage.p95, stage.p99, stage.max)),
         ]
         for stage in s.stages
@@ -401,7 +416,7 @@ def _workers_html(s: Snapshot) -> str:
         row = [html.escape(cell) for cell in _worker_row(w, s)]
         colour = palette.BAD if w.stuck else palette.STATES.get(w.state, palette.OTHER)
         state = f"{_text(state_of(w, s))}, stuck" if w.stuck else _text(state_of(w, s))
-        row[2] = _dot(colour, radius="50%") + state
+        row[2] = dot(colour, radius="50%") + state
         rows.append(row)
     notes = "".join(f'<div style="{_MUTED}">{_text(note)}</div>' for w in s.workers for note in _notes(w))
     return _title(WORKERS) + html_table(WORKER_COLUMNS, rows, left=(2,)) + notes + "".join(map(_stderr_html, s.workers))
@@ -427,7 +442,7 @@ def _slowest_html(s: Snapshot) -> str:
     rows = [
         [
             f'<span style="overflow-wrap:anywhere">{_text(x.index)}</span>',
-            _meter(max(0.0, x.seconds) / longest) + duration(x.seconds),
+            meter(max(0.0, x.seconds) / longest) + duration(x.seconds),
             str(x.batch),
             str(x.epoch),
             str(x.worker),
@@ -442,17 +457,19 @@ def _title(text: str) -> str:
     return f'<div style="font-weight:600;margin:13px 0 4px">{html.escape(text)}</div>'
 
 
-def _dot(colour: str, radius: str = "2px") -> str:
+def dot(colour: str, radius: str = "2px") -> str:
+    """A colored mark in front of a word."""
     return (
         f'<span style="display:inline-block;width:9px;height:9px;border-radius:{radius};margin-right:6px;'
         f'background:{colour}"></span>'
     )
 
 
-def _meter(share: float) -> str:
+def meter(share: float, colour: str = palette.STAGES["fetch"]) -> str:
+    """A bar in front of a figure, for a share from 0 to 1."""
     return (
         f'<span style="display:inline-block;height:7px;width:{90 * share:.0f}px;border-radius:2px;margin-right:7px;'
-        f'background:{palette.STAGES["fetch"]}"></span>'
+        f'background:{colour}"></span>'
     )
 
 

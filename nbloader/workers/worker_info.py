@@ -78,6 +78,11 @@ def get_worker_info() -> WorkerInfo | None:
     return thread_local.worker_info or _info
 
 
+def inside_worker() -> bool:
+    """Whether this code runs in a worker. Unlike `get_worker_info`, it does not count as a question for the shard."""
+    return (thread_local.worker_info or _info) is not None
+
+
 class WorkerContext(Protocol):
     """Controls the random generators that a dataset draws from, and the result of `get_worker_info()`."""
 

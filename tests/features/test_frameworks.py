@@ -156,6 +156,54 @@ def test_the_guides_lines_report_in_accelerate_what_limited_each_epoch(capsys):
     assert capsys.readouterr().out.count("of the epoch's") == 2
 
 
+class Rows(Numbers):
+    """Samples as Hugging Face's trainer takes them: arguments of the model by name."""
+
+    def __getitem__(self, i):
+        x = torch.tensor([float(i) / 10])
+        return {"x": x, "labels": 2 * x}
+
+
+class Regression(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+        self.seen = []
+
+    def forward(self, x, labels):
+        self.seen += x.flatten().tolist()
+        predicted = self.layer(x)
+        return {"loss": torch.nn.functional.mse_loss(predicted, labels), "logits": predicted}
+
+
+@pytest.mark.filterwarnings("ignore:.*pin_memory.*")
+def test_the_guides_three_lines_give_hugging_faces_trainer_this_loader(tmp_path, capsys):
+    transformers = pytest.importorskip("transformers")
+    ours, names = {}, {}
+    exec(guide_code("transformers.Trainer)"), ours)
+    exec(guide_code("transformers.TrainerCallback"), names)
+    trained = []
+    for trainer_class, callbacks in ((transformers.Trainer, []), (ours["Trainer"], [names["Diagnosis"]()])):
+        torch.manual_seed(3)
+        model = Regression()
+        arguments = transformers.TrainingArguments(
+            output_dir=str(tmp_path), num_train_epochs=2, per_device_train_batch_size=4, use_cpu=True, seed=5,
+            dataloader_num_workers=2, dataloader_prefetch_factor=3, save_strategy="no", report_to=[], disable_tqdm=True,
+            dataloader_pin_memory=False,
+        )  # fmt: skip
+        trainer = trainer_class(model, arguments, train_dataset=Rows(48), eval_dataset=Rows(6), callbacks=callbacks)
+        trainer.train()
+        assert trainer.evaluate()["eval_loss"] >= 0
+        trained.append((model.seen, model.layer.weight.item(), trainer.state.global_step))
+        inside = trainer.callback_handler.train_dataloader.base_dataloader
+        assert isinstance(inside, DataLoader) is (trainer_class is not transformers.Trainer)
+    assert trained[0] == trained[1], "the same samples in the same order, and so the same model"
+    assert (inside.num_workers, inside.prefetch_factor) == (2, 3)
+    assert len(delivered(inside)) == 2 * 12
+    assert capsys.readouterr().out.count("of the epoch's") == 2
+    inside.close()
+
+
 def test_from_torch_keeps_the_shards_of_accelerate(with_workers):
     pytest.importorskip("accelerate")
     from accelerate.data_loader import prepare_data_loader

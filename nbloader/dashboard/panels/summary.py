@@ -9,7 +9,7 @@ from nbloader._util.format import clean, duration, number, percent
 from nbloader.dashboard.panels.base import Frame, Panel
 from nbloader.metrics.ages import age_in
 from nbloader.metrics.snapshot import ENDED
-from nbloader.report.render import cache, so_far, span, throughput, time_left, wait_share
+from nbloader.report.render import cache, headspace, so_far, span, throughput, time_left, wait_share
 
 if TYPE_CHECKING:
     from nbloader.metrics.snapshot import Snapshot
@@ -86,7 +86,8 @@ def _progress(s: Snapshot) -> dict[str, Any]:
 
 
 TIPS = {
-    "Throughput": "Batches that your loop received per second",
+    "Throughput": "Batches that your loop received per second. Headspace: how many it would receive if loading took no "
+    "time, from the time in which it did not wait",
     "Time left": "Until the end of the epoch, at the present throughput",
     "Epoch duration": "From the start of the epoch to its end, pauses included",
     "Loop waiting": "Share of the time in which your loop waited for a batch",
@@ -116,6 +117,8 @@ def _throughput(s: Snapshot) -> dict[str, Any]:
     note = f"{number(rates.samples)} samples/s"
     if rates.megabytes is not None:
         note += f" · {number(rates.megabytes)} MB/s"
+    if space := headspace(s):
+        note += f" · headspace {space}"
     return _tile("Throughput", number(rates.batches), "batches/s", note, span=span(s))
 
 

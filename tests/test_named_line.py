@@ -1,0 +1,73 @@
+"""The line of code that takes the workers' time is named wherever the verdict is: text, report, progress, Lightning."""
+
+from __future__ import annotations
+
+import html
+import io
+import pathlib
+import re
+
+import light
+import pytest
+
+from nbloader import DataLoader
+
+SOURCE = "time.sleep(0.1)  # hot: waiting"
+PLACE = "light.py:" + str(
+    1 + next(i for i, line in enumerate(pathlib.Path(light.__file__).read_text().splitlines()) if SOURCE in line)
+)
+NAMED = re.compile(rf"\d+ % of the workers' time is `{re.escape(SOURCE)}`, \S*{re.escape(PLACE)}")
+
+
+def one_line(text: str) -> str:
+    return " ".join(html.unescape(text).split())
+
+
+@pytest.fixture
+def loader():
+    with DataLoader(light.Hot(50, "waiting"), 1, num_workers=2, workers="thread") as made:
+        yield made
+
+
+def test_print_progress_and_the_report_name_the_line(loader, tmp_path):
+    out = io.StringIO()
+    for _batch in loader.progress(file=out):
+        pass
+    assert NAMED.search(one_line(out.getvalue())), out.getvalue()
+    assert NAMED.search(one_line(str(loader.stats())))
+    assert NAMED.search(one_line(loader.stats()._repr_html_()))
+    assert NAMED.search(loader.stats().epoch_verdict.sentence)
+    page = tmp_path / "report.html"
+    loader.report().save(page)
+    assert NAMED.search(one_line(page.read_text("utf-8")))
+
+
+@pytest.mark.filterwarnings("ignore:.*(num_workers|persistent_workers|logging interval|checkpoint|tensorboard|GPU).*")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_the_callback_for_lightning_names_the_line(loader, tmp_path, capsys):
+    lightning = pytest.importorskip("lightning")
+    import torch
+
+    page = pathlib.Path(__file__).parents[1] / "docs/how-to/use-in-frameworks.md"
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    names = {}
+    exec(next(block for block in blocks if "lightning.Callback" in block), names)
+
+    class Line(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1)
+
+        def training_step(self, batch, _number):
+            return self.layer(batch.reshape(-1, 1).float()).mean()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.01)
+
+    trainer = lightning.Trainer(
+        max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, default_root_dir=tmp_path, callbacks=[names["Diagnosis"]()],
+    )  # fmt: skip
+    trainer.fit(Line(), loader)
+    assert NAMED.search(one_line(capsys.readouterr().out))
