@@ -1,7 +1,7 @@
 # make demo            open the quickstart notebook in JupyterLab (PORT=8899 BROWSER=none on a remote machine)
 # make demo-cluster    open the notebook that loses a node of a simulated Ray cluster of four (PORT, BROWSER as above)
 # make check           lint, type check, import contracts and the unit tests: under a minute on two cores
-# make test            everything: lint, the documentation, all tests, the notebooks, the browser tests
+# make test            everything: lint, the documentation, test-portable, all tests, the notebooks, the browser tests
 # make test-portable   the tests of loading, faults, resuming, threads and start-up with what macOS and Windows use
 # make pythons         the tests of the loader with another Python or torch, in an environment of its own below
 #                      .venv/pythons (PYTHON=python3.14 TORCH=2.14.1)
@@ -64,7 +64,7 @@ command -v $(PYTHON) >/dev/null || { \
 endef
 
 .DELETE_ON_ERROR:
-.PHONY: demo demo-cluster check test test-portable pythons lint docs release-check bench bench-gpu bench-ray soak fuzz forks soak-dashboard soak-explorer front-ends faults bench-diagnosis clean
+.PHONY: demo demo-cluster check test test-all test-portable pythons lint docs release-check bench bench-gpu bench-ray soak fuzz forks soak-dashboard soak-explorer front-ends faults bench-diagnosis clean
 
 demo: NOTEBOOK := 01_quickstart
 demo: $(MADE)-demo
@@ -78,15 +78,20 @@ demo demo-cluster:
 	    --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks/$(NOTEBOOK).ipynb \
 	    $(if $(filter none,$(BROWSER)),--no-browser) $$([ "$$(id -u)" -ne 0 ] || echo --allow-root)
 
-KERNELS := 6.30 7.0 7.3
-test: lint $(MADE)-docs $(KERNELS:%=$(VENV)/kernels/ipykernel-%/.made)
-	@# tests/test_course.py runs the notebooks of the course, with the key filled in.
-	@$(PY) tests/lanes.py $(MAKE)
+test: lint
+	@$(MAKE) --no-print-directory --keep-going docs test-portable test-all
 
-# NBLOADER_PLATFORM selects what nbloader uses of the system: nothing of Linux. tests/lanes.py runs this as a part of
-# `make test`.
+# Several processes share the tests, see tests/conftest.py.
+PYTEST := $(PY) -m pytest --numprocesses=auto --no-loadscope-reorder --max-worker-restart=0
+KERNELS := 6.30 7.0 7.3
+test-all: $(MADE)-test $(KERNELS:%=$(VENV)/kernels/ipykernel-%/.made)
+	@# tests/test_course.py runs the notebooks of the course, with the key filled in.
+	$(PYTEST) --durations=20 --nbval-lax --nbval-current-env --nbval-cell-timeout=120 \
+	    --junit-xml=build/test/results.xml --ignore=notebooks/course tests notebooks
+
+# NBLOADER_PLATFORM selects what nbloader uses of the system: nothing of Linux.
 test-portable: $(MADE)-test
-	NBLOADER_PLATFORM=portable $(PY) -m pytest -q -m portable $$(grep -l mark.portable tests/test_*.py)
+	NBLOADER_PLATFORM=portable $(PYTEST) -m portable $$(grep -l mark.portable tests/test_*.py)
 
 # What depends on the versions of Python and torch: loading, faults, resuming, threads, start-up, transport, the cache.
 LOADER_TESTS := loader iterable collate chunks rows serialize path determinism samplers config \

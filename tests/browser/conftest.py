@@ -69,7 +69,7 @@ def missing(what: str) -> None:
     pytest.skip(what)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Any]:
     """An installed Chromium or Chrome."""
     path = next(filter(None, map(shutil.which, BROWSERS)), None)
@@ -82,7 +82,7 @@ def browser() -> Iterator[Any]:
         chromium.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def window(browser: Any) -> Iterator[Any]:
     """One window for all tests, so that JupyterLab is fetched and compiled once; each test opens its own pages."""
     context = browser.new_context(viewport={"width": 1300, "height": 1400})
@@ -241,7 +241,7 @@ def _default_specs() -> dict[str, tuple[str, list[str]]]:
     return {name: (sys.executable, path) for name, path in paths.items()}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def server(tmp_path_factory: pytest.TempPathFactory, browser: Any) -> Iterator[Server]:
     """The server; depends on the browser, so that no server is started without one."""
     server = Server(tmp_path_factory.mktemp("jupyter"))

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_live import IN_VIEW, LOOP, MAKE, STUCK, assert_epoch_is_whole, restart_stuck_worker, screenshot
+
+from .test_live import IN_VIEW, LOOP, MAKE, STUCK, assert_epoch_is_whole, restart_stuck_worker, screenshot
 
 pytestmark = [
     pytest.mark.browser,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from test_live import LOW_CONTRAST, screenshot
+
+from .test_live import LOW_CONTRAST, screenshot
 
 pytestmark = [
     pytest.mark.browser,

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT
-from test_live import LOW_CONTRAST, screenshot
 
 import nbloader
+
+from .conftest import ROOT
+from .test_live import LOW_CONTRAST, screenshot
 
 pytestmark = [
     pytest.mark.browser,

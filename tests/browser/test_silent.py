@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from test_live import LOW_CONTRAST, screenshot
+
+from .test_live import LOW_CONTRAST, screenshot
 
 pytestmark = [
     pytest.mark.browser,
