@@ -127,6 +127,7 @@ class Server:
         self._settings = root / ".jupyter" / "settings" / "@jupyterlab" / "apputils-extension"
         self._page_config = root / ".jupyter" / "config" / "labconfig" / "page_config.json"
         self._write_setting("notification", {"fetchNews": "false", "checkForUpdates": False})
+        self._write_policy()
         self._executor = ThreadPoolExecutor(4, "delete-kernel")
         self._deletions: dict[str, Future[None]] = {}
         self._log = (root / "server.log").open("w")
@@ -148,6 +149,23 @@ class Server:
             stdout=self._log,
             stderr=subprocess.STDOUT,
         )
+
+    def _write_policy(self) -> None:
+        """Let pages load nothing from elsewhere; JupyterLab needs what is unsafe, anywidget the blob URLs."""
+        policy = {
+            "default-src": "'self'",
+            "script-src": "'self' 'unsafe-inline' 'unsafe-eval' blob:",
+            "style-src": "'self' 'unsafe-inline'",
+            "img-src": "'self' data: blob:",
+            "media-src": "'self' data: blob:",
+            "font-src": "'self' data:",
+            "connect-src": f"'self' ws://127.0.0.1:{self.port} data: blob:",
+            "worker-src": "'self' blob:",
+        }
+        headers = {"Content-Security-Policy": "; ".join(f"{kind} {allowed}" for kind, allowed in policy.items())}
+        path = self.root / ".jupyter" / "config" / "jupyter_server_config.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"ServerApp": {"tornado_settings": {"headers": headers}}}))
 
     def wait_until_ready(self) -> None:
         """Wait for the first response."""

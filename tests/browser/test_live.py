@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,12 @@ def assert_epoch_is_whole(output: str) -> None:
     stall = re.search(r"stall after restart: ([0-9.]+) s", output)
     assert stall, output
     assert float(stall[1]) < 10, output  # a tenth of a second; the machine may be busy, and the worker sleeps an hour
+
+
+def test_pages_may_load_nothing_from_elsewhere(server: Any) -> None:
+    """All tests of this folder run under this policy."""
+    with urllib.request.urlopen(f"{server.url}/lab", timeout=10) as answer:
+        assert "default-src 'self'; " in answer.headers["Content-Security-Policy"]
 
 
 @pytest.mark.parametrize("app", ["lab", "notebook"])
