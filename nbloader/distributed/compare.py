@@ -2,13 +2,16 @@
 
     1. ranks that have failed, died, or given no sign, and those that have not begun
     2. ranks that are late: they stand at an earlier batch than the others, or wait for a batch that does not come
-    3. ranks that hold up the others, because they alone wait for data
-    4. otherwise: all wait alike, or none does
+    3. ranks that hold up the others: they wait for data more than the others do, and produce it more slowly
+    4. otherwise: all wait, or none does
 
 Ranks that share gradients do one step at a time. A rank that waits for data comes last to the exchange, and the others
 wait for it inside their step, where a loader sees nothing but a long step. So a slow loader shows on its own rank as
 waiting, and on all others as a longer step. The step of the rank that comes last contains no such wait: it tells what
 the run would do if loading took no time.
+
+Among ranks that produce batches equally fast, too, some wait more than others, because their batches come a little
+later in each round. None of them is to blame.
 """
 
 from __future__ import annotations
@@ -39,6 +42,8 @@ LISTED = 8
 """Largest number of ranks that are listed."""
 SLOWER = 1.25
 """A time is called longer if it is this many times as long."""
+PRODUCING = ("workers_compute", "workers_compute_full", "workers_wait", "collate", "in_process")
+"""Causes that show in the time to produce a batch. A rank with another one may wait although it produces fast."""
 
 
 class Figures(NamedTuple):
@@ -54,6 +59,10 @@ class Figures(NamedTuple):
     """Mean time between two waits, seconds; None if unknown."""
     make: float | None
     """Mean time of a worker to fetch and collate a batch, seconds; None if unknown."""
+    each: float | None
+    """The same, divided by the number of workers; None if unknown."""
+    cause: str
+    """What limits its loop, in a word."""
 
 
 def figures(record: RankRecord) -> Figures:
@@ -64,7 +73,16 @@ def figures(record: RankRecord) -> Figures:
     share = wait_share(s)
     free = s.headspace_epoch if s.state in ENDED else s.headspace
     make = sum(stage.mean for stage in s.stages if stage.name in ("fetch", "collate")) / 1e3
-    return Figures(record.rank, rate, share, share / rate if rate else 0.0, 1 / free if free else None, make or None)
+    return Figures(
+        record.rank,
+        rate,
+        share,
+        waited=share / rate if rate else 0.0,
+        step=1 / free if free else None,
+        make=make or None,
+        each=make / max(1, len(s.workers)) or None,
+        cause=s.cause,
+    )
 
 
 def state_of(record: RankRecord, now: float, gone: Collection[int]) -> str:
@@ -89,18 +107,17 @@ def findings(records: Sequence[RankRecord], now: float, gone: Collection[int]) -
     if not records:
         return []
     states = {r.rank: state_of(r, now, gone) for r in records}
-    found = [_lost(r, states[r.rank], now) for r in records if states[r.rank] in ("failed", "died", "silent")]
+    lost = [r for r in records if states[r.rank] in ("failed", "died", "silent")]
+    found = [_lost(r, states[r.rank], now) for r in sorted(lost, key=lambda r: r.time)]  # the others may follow from it
     missing = sorted(set(range(records[0].world)) - {r.rank for r in records})
     if missing:
         verb = "has" if len(missing) == 1 else "have"
         found.append(f"{_names(missing)} of {records[0].world} {verb} not begun an epoch.")
     live = [r for r in records if states[r.rank] not in ("failed", "died", "silent", "ended")]
-    alike = live or [r for r in records if states[r.rank] == "ended"]
     late = _late(live)
-    found += late
-    if not late:
-        found += _holding_up(alike)
-    return found
+    if late or (lost and not live):
+        return [*found, *late]
+    return [*found, *_holding_up(live or records)]
 
 
 def _lost(record: RankRecord, state: str, now: float) -> str:
@@ -191,7 +208,9 @@ def _holding_up(records: Sequence[RankRecord]) -> list[str]:
     waits = [f.waited for f in known.values()]
     base = statistics.median_low(waits)
     cycle = statistics.median([1 / f.rate for f in known.values()])
-    slow = [rank for rank, f in known.items() if f.waited - base > MATTERS * cycle]
+    slow = [
+        rank for rank, f in known.items() if f.waited - base > MATTERS * cycle and _is_slower(f, list(known.values()))
+    ]
     if slow:
         worst = max(slow, key=lambda rank: known[rank].waited)
         rest = [f for rank, f in known.items() if rank not in slow]
@@ -209,8 +228,18 @@ def _holding_up(records: Sequence[RankRecord]) -> list[str]:
     if shares[-1] < MATTERS:
         most_of = f"all {len(known)} wait at most {percent(shares[-1])} of their time"
         return [f"No rank waits for data: the loops of {most_of}."]
-    alike = f"{percent(shares[0])} to {percent(shares[-1])} of their time"
-    return [f"All {len(known)} ranks wait for data alike, {alike}.{_free(known)} {_own(by_rank[most])}"]
+    waiting = f"wait for data {percent(shares[0])} to {percent(shares[-1])} of their time"
+    return [
+        f"All {len(known)} ranks produce batches about equally fast, and {waiting}.{_free(known)} {_own(by_rank[most])}"
+    ]
+
+
+def _is_slower(mine: Figures, everyone: Sequence[Figures]) -> bool:
+    """Whether a rank gets its batches more slowly than others, apart from when in each round they come."""
+    usual = statistics.median_low([f.each for f in everyone if f.each] or [0.0])
+    if mine.each and usual and mine.each > SLOWER * usual:
+        return True
+    return mine.cause not in PRODUCING and sum(f.cause == mine.cause for f in everyone) <= len(everyone) / 2
 
 
 def _compared(mine: Figures, theirs: Sequence[Figures], *, several: bool = False) -> str:

@@ -110,8 +110,9 @@ class RankReporter:
         if os.getpid() != self._pid or not self._lock.acquire(timeout=PATIENCE):
             return
         try:
-            if self._followed:
-                self._report(error=_unhandled())
+            error = _unhandled()
+            if self._followed or error:  # a `with` block has closed the loader before the error ends the process
+                self._report(error)
                 self._followed.clear()
                 self._wake.set()
         finally:

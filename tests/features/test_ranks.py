@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -20,31 +21,28 @@ from nbloader import DataLoader
 
 SCRIPT = Path(__file__).with_name("straggler.py")
 WORLD = 8
-LIMIT = 110
-"""Seconds; eight processes import torch on two cores."""
+LIMIT = 90
+"""Seconds; on two busy cores."""
 
 
 @contextlib.contextmanager
 def training(folder, world, **how):
-    """Run a training of some processes; yields them."""
+    """Run a training of some processes; yields the one that waits for them."""
     how = {"slow": [], "fetch": 0.005, "slow_fetch": 0.1, "step": 0.02, "batches": 10_000} | how
-    processes = [
-        subprocess.Popen(
-            [sys.executable, SCRIPT, str(rank), str(world), folder.parent / "rendezvous", json.dumps(how)],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env={
-                **os.environ, "NBLOADER_RANKS": str(folder), "RANK": str(rank), "WORLD_SIZE": str(world),
-                "PYTHONPATH": os.pathsep.join(sys.path),
-            },
-        )
-        for rank in range(world)
-    ]  # fmt: skip
+    process = subprocess.Popen(
+        [sys.executable, SCRIPT, str(world), folder.parent / "rendezvous", json.dumps(how)],
+        stderr=subprocess.DEVNULL, start_new_session=True,
+        env={
+            **os.environ, "NBLOADER_RANKS": str(folder), "WORLD_SIZE": str(world),
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        },
+    )  # fmt: skip
     try:
-        yield processes
+        yield process
     finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def eventually(folder, condition):
@@ -76,7 +74,7 @@ def test_the_rank_whose_data_is_slow_is_named_among_eight_and_what_it_costs(tmp_
     assert sentence.startswith("Rank 3 holds up the others: its data is slow. Its loop waits ")
     assert "a batch takes its workers" in sentence
     assert "time.sleep" in sentence or "waiting (disk, network, sleep)" in sentence, "and why, by its own verdict"
-    rate, now = (float(n) for n in re.search(r"up to ([\d.]+) batches/s instead of ([\d.]+)", sentence).groups())
+    rate, now = (float(n) for n in re.search(r"up to ([\d.]+) batches/s instead of ([\d.]+)\.", sentence).groups())
     assert rate > 1.5 * now, "five times as fast data would leave steps of 20 ms"
     shares = {r.rank: r.snapshot.wait_share for r in found}
     assert shares.pop(3) > 0.5
@@ -98,18 +96,17 @@ def test_a_rank_that_was_killed_and_one_that_raised_are_named(tmp_path):
     assert re.search(r"Rank 1 has died: process \d+ is gone, after \d+ of 10,000 batches of epoch 0", found.findings[0])
     with training(failed, 2, fails=1, at=60):
         found = eventually(failed, lambda ranks: ranks.states.get(1) == "failed")
-    assert "Rank 1 has ended with ValueError: the loss is not a number, after 60 of 10,000 batches" in found.findings[0]
+    assert "Rank 1 has ended with ValueError: the loss is not a number, after 61 of 10,000 batches" in found.findings[0]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_ranks_that_wait_alike_are_not_blamed_and_the_end_is_seen(tmp_path, capsys):
-    with training(tmp_path / "ranks", 2, fetch=0.06, batches=80) as processes:
+    with training(tmp_path / "ranks", 2, fetch=0.06, batches=80) as process:
         found = eventually(tmp_path / "ranks", lambda r: len(r) == 2 and all(x.snapshot.batches_done > 25 for x in r))
-        assert "2 ranks wait for data alike" in found.findings[0]
+        assert found.findings[0].startswith("All 2 ranks produce batches about equally fast, and wait for data ")
         found.watch(0.2)  # until the end
-        for process in processes:
-            assert process.wait(LIMIT) == 0
+        assert process.wait(LIMIT) == 0
     assert nbloader.ranks(tmp_path / "ranks").states == {0: "ended", 1: "ended"}
     assert "80 of 80" in capsys.readouterr().out
 
