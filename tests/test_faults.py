@@ -46,13 +46,13 @@ from nbloader import (
     WorkerStartError,
 )
 from nbloader import events as ev
-from nbloader._platform import START_METHODS, portable
+from nbloader._platform import START_METHODS
 from nbloader._platform.descriptors import close_all
 from nbloader.batch.payload import BatchHeader, pack_header
 from nbloader.engine.receiver import Receiver
 from nbloader.scheduler import dispatcher
 from nbloader.shm.segment import NO_SEGMENT
-from nbloader.transport import environment, zygote, zygote_process
+from nbloader.transport import environment, zygote_process
 from nbloader.transport.channel import Channel, Kind
 from nbloader.workers import process_pool
 from nbloader.workers.api import OutputTail
@@ -525,24 +525,6 @@ def test_an_error_in_worker_init_fn_keeps_its_type():
                 list(loader)
 
 
-@pytest.mark.linux("a zygote fails")
-def test_a_failure_to_start_processes_is_an_error_and_the_next_epoch_works(monkeypatch):
-    fork, calls = zygote.Zygote.fork, []
-
-    def failing(*args):
-        calls.append(args)
-        if len(calls) in (2, 3):
-            raise BlockingIOError(11, "Resource temporarily unavailable")
-        return fork(*args)
-
-    monkeypatch.setattr(zygote.Zygote, "fork", failing)
-    with DataLoader(Numbers(12), 2, num_workers=2) as loader:
-        for _ in range(2):
-            with pytest.raises((OSError, WorkerStartError), match="unavailable"):
-                list(loader)
-        assert flat(loader) == list(range(12))
-
-
 def test_workers_do_without_a_working_directory_that_was_deleted(tmp_path):
     """As torch's by fork. MKL ends a process that loads it there, so it must not be that of the workers."""
     done = script(
@@ -978,12 +960,3 @@ def test_what_the_traceback_of_a_failed_cell_keeps_alive_is_released():
     loader.close()
     gc.collect()
     assert psutil.Process().num_fds() < 200
-
-
-def test_spawned_workers_on_a_system_without_pidfds(monkeypatch):
-    """As on macOS: a thread waits for the end of each worker."""
-    monkeypatch.setattr(process_pool, "end_of_child", portable.end_of_child)
-    with DataLoader(Numbers(8), 2, num_workers=1, multiprocessing_context="spawn") as loader:
-        assert flat(loader) == list(range(8))
-        loader.restart_workers(0)
-        assert flat(loader) == list(range(8))

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nbloader.sampling.samplers import may_learn
-from nbloader.scheduler.prefetch import BLOCKED_TIMES, MAX_DEPTH, MIN_DEPTH, WINDOW_BYTES, Load, Window
+from nbloader.scheduler import prefetch
+from nbloader.scheduler.prefetch import BLOCKED_TIMES, MAX_DEPTH, MIN_DEPTH, WINDOW_BYTES, Load, Plan, Window
 
 pytestmark = pytest.mark.unit
 
@@ -129,3 +130,31 @@ def test_samplers_of_other_classes_may_learn_from_the_loop():
     known = torch_data.SequentialSampler([0])
     assert not any(map(may_learn, (None, [0], iter([0]), known, torch_data.BatchSampler(known, 1, False))))
     assert all(map(may_learn, (Learns(), torch_data.BatchSampler(Learns(), 1, False))))
+
+
+# >> [policy]
+def as_torch(load: Load) -> Plan:
+    """Plan that each worker holds `prefetch_factor` batches, and that nothing is requested beyond these."""
+    size = load.num_workers * load.prefetch_factor
+    if load.affordable is not None:
+        size = min(size, load.affordable)
+    depth = max(1, load.prefetch_factor)
+    return Plan(
+        planned=size, size=size, blocked_size=size, credit=size, depth=depth, blocked_depth=depth, step=1,
+    )  # fmt: skip
+
+
+# >> [end]
+
+
+# >> [use]
+def test_another_policy_requests_nothing_while_batches_are_blocked(monkeypatch):
+    monkeypatch.setattr(prefetch, "POLICY", as_torch)
+    window = Window(Load(num_workers=2, prefetch_factor=3))
+    window.observe(nbytes=1000, produce_ns=20_000)
+    assert window.depth(blocked=5) == 3
+    assert window.room(outstanding=6, blocked=5) == 0
+    assert window.room(outstanding=4, blocked=0) == 2
+
+
+# >> [end]

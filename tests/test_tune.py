@@ -6,6 +6,7 @@ import copy
 import html.parser
 import itertools
 import math
+import multiprocessing
 import random
 import re
 import statistics
@@ -34,7 +35,6 @@ from nbloader.diagnose.tune import (
     table,
 )
 from nbloader.events import BatchRecord
-from nbloader.loader import torch_compat
 from nbloader.loader import tuning as tuning_module
 from nbloader.loader.tuning_html import html_of
 from nbloader.metrics.snapshot import Verdict
@@ -388,9 +388,18 @@ class Reading(Waiting):
         self.rows = (i for i in range(3))
 
 
+@pytest.fixture
+def spawn():
+    """Forked processes could read what cannot be pickled."""
+    before = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method("spawn", force=True)
+    yield
+    multiprocessing.set_start_method(before, force=True)
+
+
+@pytest.mark.usefixtures("spawn")
 def test_another_kind_of_workers_is_tried_only_if_that_is_allowed(monkeypatch):
     monkeypatch.setattr(tuning_module, "LONGEST", 0.3)
-    monkeypatch.setattr(torch_compat, "START_METHODS", ("forkserver",))  # forked processes could read it
     with DataLoader(Reading(100_000), 2, num_workers=1, workers="thread") as loader:
         tuning = loader.tune(600, max_workers=1)
         assert 'workers="process" was not tried: only you know whether Reading' in str(tuning)

@@ -33,9 +33,7 @@ from datasets import Raises, alive, all_pids, flat, pids, run_script, wait_for, 
 
 from nbloader import DataLoader, DatasetTransferError, WorkerStartError, get_worker_info
 from nbloader._platform import CAN_FORK, forking
-from nbloader._util import rng
 from nbloader.loader import torch_compat
-from nbloader.transport import zygote
 
 pytestmark = pytest.mark.skipif(not CAN_FORK, reason="needs Linux and os.pidfd_open")
 METHODS = ["fork", "forkserver"]
@@ -298,24 +296,42 @@ def test_reload_in_the_middle_of_an_epoch_gives_all_workers_the_present_state():
 # ---- start methods
 
 
-def cannot_fork(monkeypatch):
-    """Start workers as where this process cannot be forked: from a zygote that is a new interpreter."""
-    monkeypatch.setattr(torch_compat, "START_METHODS", ("forkserver", "spawn"))
-    monkeypatch.setattr(torch_compat, "CAN_FORK", False)
-
-
-def test_fork_is_the_default_and_used_when_it_is_asked_for(monkeypatch):
+def test_fork_is_used_when_it_is_asked_for():
     for context in ("fork", multiprocessing.get_context("fork")):
         with DataLoader(light.Numbers(2), num_workers=1, multiprocessing_context=context) as loader:
             assert loader.multiprocessing_context.get_start_method() == "fork"
             assert torch_compat.start_method(loader.multiprocessing_context) == "fork"
-    cannot_fork(monkeypatch)
-    with (
-        pytest.warns(UserWarning, match="forkserver"),
-        DataLoader(light.Numbers(2), num_workers=1, multiprocessing_context="fork") as loader,
-    ):
-        assert torch_compat.start_method(loader.multiprocessing_context) == "forkserver"
-    assert torch_compat.start_method(None) == "forkserver"
+
+
+def test_workers_are_clean_where_python_lacks_what_a_fork_needs(tmp_path):
+    done = script(
+        """
+        import os
+        del os.pidfd_open  # as in builds for old kernels
+        import warnings
+        from datasets import flat
+        from nbloader import DataLoader, DatasetTransferError
+        import light
+
+        class RefusesToBePickled(light.Numbers):
+            def __getstate__(self):
+                raise LookupError("nobody pickles me")
+
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            with DataLoader(light.Numbers(4), 2, num_workers=1, multiprocessing_context="fork") as loader:
+                print(flat(loader) == [0, 1, 2, 3])
+        print(["forkserver" in str(warning.message) for warning in caught])
+        with DataLoader(RefusesToBePickled(2), num_workers=1) as loader:
+            try:
+                iter(loader)
+            except DatasetTransferError as error:
+                print(str(error.__cause__ or error))
+        """,
+        tmp_path,
+    )
+    assert done.stdout.splitlines()[:2] == ["True", "[True]"], done.stderr
+    assert "nobody pickles me" in done.stdout
 
 
 @pytest.mark.parametrize("default", ["fork", "forkserver"])  # the latter since Python 3.14
@@ -489,7 +505,7 @@ def test_reload_between_datasets_that_can_and_cannot_be_pickled(squares):
         assert flat(loader) == list(range(60))
 
 
-def test_it_is_an_error_where_workers_must_not_be_forked(monkeypatch):
+def test_it_is_an_error_where_workers_must_not_be_forked():
     refuses = RefusesToBePickled(2)
     for method in ("forkserver", "spawn"):
         with (
@@ -499,9 +515,6 @@ def test_it_is_an_error_where_workers_must_not_be_forked(monkeypatch):
             iter(loader)
     with DataLoader(refuses, num_workers=1) as loader:
         assert flat(loader) == [0, 1]
-    cannot_fork(monkeypatch)
-    with DataLoader(refuses, num_workers=1) as loader, pytest.raises(DatasetTransferError, match="nobody pickles me"):
-        iter(loader)
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
@@ -812,25 +825,35 @@ def test_a_worker_that_hangs_is_not_replaced_by_a_clean_one_if_fork_was_asked_fo
     assert not HEALED.search(capsys.readouterr().err)
 
 
-def test_a_zygote_that_hangs_before_it_is_ready_is_killed_and_a_clean_one_takes_over(monkeypatch, capsys):
-    """A library may need a lock of its own as the generators are seeded."""
-    notebook = os.getpid()
-    seed_everything = rng.seed_everything
+@pytest.mark.slow
+def test_a_zygote_that_hangs_before_it_is_ready_is_killed_and_a_clean_one_takes_over(tmp_path):
+    """As with a library that waits for its threads after a fork."""
+    done = script(
+        """
+        import os, threading
+        from datasets import flat
+        from nbloader import DataLoader, WorkerStartError
+        import light
 
-    def seed(number):
-        if os.getppid() == notebook:
-            threading.Event().wait()
-        seed_everything(number)
+        notebook = os.getpid()
 
-    monkeypatch.setattr(zygote, "READY_LIMIT", 0.3)
-    monkeypatch.setattr(rng, "seed_everything", seed)
-    with DataLoader(light.Numbers(8), 2, num_workers=2) as loader:
-        assert_heals(loader, capsys)
-    with (
-        DataLoader(light.Numbers(8), 2, num_workers=2, multiprocessing_context="fork") as loader,
-        pytest.raises(WorkerStartError, match='multiprocessing_context="forkserver"'),
-    ):
-        iter(loader)
+        def wait():
+            if os.getppid() == notebook:
+                threading.Event().wait()
+
+        os.register_at_fork(after_in_child=wait)
+        with DataLoader(light.Numbers(8), 2, num_workers=2) as loader:
+            print(flat(loader) == flat(loader) == list(range(8)))
+        with DataLoader(light.Numbers(8), 2, num_workers=2, multiprocessing_context="fork") as loader:
+            try:
+                iter(loader)
+            except WorkerStartError as error:
+                print('multiprocessing_context="forkserver"' in str(error))
+        """,
+        tmp_path,
+    )
+    assert done.stdout.split() == ["True", "True"], done.stderr
+    assert len(HEALED.findall(done.stderr)) == 1
 
 
 def test_a_running_event_loop(tmp_path):
@@ -1103,7 +1126,9 @@ def test_resize_reload_and_restart_in_an_epoch():
 @pytest.mark.parametrize("error", [errno.ENOMEM, errno.EAGAIN], ids=errno.errorcode.get)
 def test_a_process_that_cannot_be_forked_is_an_error_and_the_next_epoch_works(error, monkeypatch):
     class Refuses:
-        usleep = staticmethod(time.sleep)
+        @staticmethod
+        def usleep(microseconds):
+            time.sleep(microseconds / 1e6)
 
         @staticmethod
         def fork():
@@ -1113,17 +1138,22 @@ def test_a_process_that_cannot_be_forked_is_an_error_and_the_next_epoch_works(er
     with DataLoader(light.Numbers(4), num_workers=1) as loader:
         with monkeypatch.context() as patched:
             patched.setattr(forking, "_c_library", lambda: Refuses)
-            patched.setattr(forking, "LOCK_PAUSE_US", 0)
             with pytest.raises(WorkerStartError, match=os.strerror(error)):
                 iter(loader)
         assert flat(loader) == [0, 1, 2, 3]
 
 
-def test_a_zygote_that_cannot_fork_is_an_error_and_the_next_epoch_works(monkeypatch):
-    def fork():
-        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+@pytest.mark.parametrize("possible", [0, 1])
+def test_a_zygote_that_cannot_fork_is_an_error_and_the_next_epoch_works(possible, monkeypatch):
+    fork_once, forked = os.fork, []
 
-    with DataLoader(light.Numbers(4), num_workers=1) as loader:
+    def fork():
+        forked.append(None)
+        if len(forked) > possible:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return fork_once()
+
+    with DataLoader(light.Numbers(4), num_workers=2) as loader:
         with monkeypatch.context() as patched:
             patched.setattr(os, "fork", fork)  # the zygote inherits it
             with pytest.raises(WorkerStartError, match=f"no process could be started.*{os.strerror(errno.EAGAIN)}"):
