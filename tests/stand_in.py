@@ -10,7 +10,7 @@ import torch
 
 from nbloader.batch.pytree import map_leaves
 from nbloader.device.accelerator import CopyTimes
-from nbloader.device.pinning import Pinning
+from nbloader.device.pinning import Registry
 
 
 class DeviceFull(RuntimeError):
@@ -37,7 +37,8 @@ class StandIn:
         self.lag = lag
         self.room = room
         self.ahead = ahead
-        self.pinning = Pinning(way, self._register, self._unregister)
+        self.way = way
+        self.registry = Registry(self)
         self.registered = {}
         self.log = []
         self.most_in_flight = 0
@@ -51,11 +52,20 @@ class StandIn:
     def can_upload_ahead(self, _batch):
         return self.ahead
 
-    def copy(self, batch, mapping):
-        return StandInCopy(self, batch, self.pinning.memory_for(mapping))
+    def copy(self, batch, mapping, *, ahead):
+        return StandInCopy(self, batch, self.memory_for(mapping))
+
+    def memory_for(self, mapping):
+        return self.registry.memory_for(mapping, self.name) if self.way == "registered" else self.way
 
     def memory(self):
         return f"{self.room} bytes in total"
+
+    def gauge(self):
+        return None
+
+    def close(self):
+        self.registry.release()
 
     # ---- for tests
 
@@ -86,15 +96,16 @@ class StandIn:
     def reads_from(self, address, size):
         return any(address <= begin < address + size for c in self._queue for begin, _n, _out in c.moves)
 
-    def _register(self, address, size):
+    # ---- pinning.HostMemory
+
+    def register(self, address, size, _device):
         assert address not in self.registered, "registered twice"
         if self._fails_at is not None and next(self._registrations) >= self._fails_at:
-            return "out of memory"
+            raise MemoryError("out of memory")
         self.registered[address] = size
         self.log.append(("register", address))
-        return ""
 
-    def _unregister(self, address):
+    def unregister(self, address, _device):
         size = self.registered.pop(address)
         if self.reads_from(address, size):
             self.log.append(("unregistered while being read", address))
@@ -148,6 +159,9 @@ class StandInCopy:
         self.device.polled()
         return not self._pending()
 
+    def wait_until_begun(self):
+        pass
+
     def wait(self):
         self.device.execute_until(self)
 
@@ -179,8 +193,8 @@ class PacedStandIn(StandIn):
         self.bytes_per_second = bytes_per_second
         self.free_at = 0
 
-    def copy(self, batch, mapping):
-        return PacedCopy(self, batch, self.pinning.memory_for(mapping))
+    def copy(self, batch, mapping, *, ahead):
+        return PacedCopy(self, batch, self.memory_for(mapping))
 
     def tick(self):
         return time.perf_counter_ns()

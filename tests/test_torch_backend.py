@@ -40,7 +40,11 @@ class Notes:
     def Stream(self, *, device, name=None):  # noqa: N802 - torch's name
         notes = self.notes
         name = name or f"stream {next(self.clock)}"
-        return types.SimpleNamespace(name=name, wait_event=lambda event: notes.append((name, "waits for", event.name)))
+        return types.SimpleNamespace(
+            name=name,
+            wait_event=lambda event: notes.append((name, "waits for", event.name)),
+            wait_stream=lambda stream: notes.append((name, "waits for", stream.name)),
+        )
 
     def Event(self, *, enable_timing, blocking=False):  # noqa: N802
         return NotedEvent(self, f"event {next(self.clock)}")
@@ -92,31 +96,43 @@ def notes(monkeypatch):
 BATCH = {"x": torch.ones(2, 3), "name": "a"}
 
 
+def accelerator():
+    return torch_backend.TorchAccelerator(CPU, pins=False)
+
+
 def test_an_early_upload_uses_the_side_stream_and_the_consumers_stream_waits_for_it(notes):
-    accelerator = torch_backend.TorchAccelerator(CPU, memory="pageable")
-    copy = accelerator.copy(BATCH, None)
+    device = accelerator()
+    copy = device.copy(BATCH, None, ahead=True)
     notes.notes.clear()
     copy.start()
-    side, (begin, end) = accelerator._side.name, (copy._begin.name, copy._end.name)
-    assert notes.notes == [("within", side), (side, "records", begin), (side, "records", end), ("without", side)]
+    side, (begin, end) = device.streams.side.name, (copy._begin.name, copy._end.name)
+    assert notes.notes == [
+        (side, "waits for", "consumer"), ("within", side), (side, "records", begin), (side, "records", end),
+        ("without", side),
+    ]  # fmt: skip
     assert copy.nbytes == 24
     notes.notes.clear()
     assert_same(copy.deliver(), BATCH)
-    assert notes.notes == [
-        ("consumer", "records", copy._needed.name),
-        ("consumer", "waits for", end),
-        ("consumer", "uses", (2, 3)),
-    ]
+    assert notes.notes == [("consumer", "records", copy._needed.name), ("consumer", "waits for", end)]
     assert copy.done()
     assert copy.times_known()
     begin_ns, end_ns, needed_ns = copy.times()
-    assert (end_ns - begin_ns, needed_ns - end_ns) == (1_000_000, 1_000_000)
+    assert begin_ns < end_ns < needed_ns
     copy.wait()
     assert notes.notes[-1] == ("host", "waits for", end)
 
 
+def test_a_batch_that_is_consumed_on_another_stream_is_not_reused_before_that_streams_work(notes):
+    copy = accelerator().copy(BATCH, None, ahead=True)
+    copy.start()
+    notes.notes.clear()
+    notes.consumer = notes.Stream(device=None, name="another")
+    copy.deliver()
+    assert notes.notes[-1] == ("another", "uses", (2, 3))
+
+
 def test_times_of_unfinished_work_are_unknown(notes):
-    copy = torch_backend.TorchAccelerator(CPU, memory="pageable").copy(BATCH, None)
+    copy = accelerator().copy(BATCH, None, ahead=True)
     assert copy.done(), "nothing was started"
     copy.start()
     notes.finished = False
@@ -140,11 +156,11 @@ class Sent(torch.Tensor):
 
 def test_an_interrupt_at_any_point_of_a_copy_hides_nothing_that_the_device_reads(notes):
     """What was sent is covered by an event that comes later."""
-    accelerator = torch_backend.TorchAccelerator(CPU, memory="pageable")
+    device = accelerator()
     batch = [torch.ones(2).as_subclass(Sent), torch.ones(3).as_subclass(Sent)]
 
     def upload(number):
-        copy = accelerator.copy(batch, None)
+        copy = device.copy(batch, None, ahead=False)
         Sent.sent.clear()
         notes.finished = False
         count = CountedInterrupt("device/torch_backend.py", "batch/pytree.py", number=number)
@@ -170,9 +186,9 @@ class Own:
 
 @pytest.mark.parametrize("batch", [[Own(), torch.ones(2)], torch.ones(3).to_sparse()])
 def test_types_with_their_own_method_to_are_copied_on_the_consumers_stream(notes, batch):
-    accelerator = torch_backend.TorchAccelerator(CPU, memory="pageable")
-    assert not accelerator.can_upload_ahead(batch)
-    copy = accelerator.copy(batch, None)
+    device = accelerator()
+    assert not device.can_upload_ahead(batch)
+    copy = device.copy(batch, None, ahead=False)
     copy.start()
     copy.deliver()
     assert ("within", "consumer") in notes.notes
@@ -188,7 +204,7 @@ def test_the_error_of_a_full_device_has_its_sizes_and_started_copies_are_waited_
             return super().__torch_function__(func, types, args, kwargs or {})
 
     payload = types.SimpleNamespace(mapping=None, open=lambda: [torch.ones(2), torch.ones(2).as_subclass(Full)])
-    lane = DeviceLane(torch_backend.TorchAccelerator(CPU, memory="pageable"), 1)
+    lane = DeviceLane(accelerator(), 1)
     with pytest.raises(
         torch.cuda.OutOfMemoryError,
         match=r"Tried to allocate 38.*2 of its 80,000 MB are free; torch has reserved 79,000",
@@ -198,9 +214,9 @@ def test_the_error_of_a_full_device_has_its_sizes_and_started_copies_are_waited_
     lane.close()
 
 
-def test_memory_is_registered_with_the_runtime_and_a_failure_leaves_no_pending_error(notes, monkeypatch):
-    asked = []
-    codes = [0, 2]
+def test_memory_is_registered_with_the_runtime_and_a_failure_leaves_no_pending_error(monkeypatch):
+    asked, entered, launched = [], [], []
+    codes = [0, 2, 712, 0, 713]
 
     class Runtime:
         cudaError = types.SimpleNamespace(success=0)  # noqa: N815
@@ -211,26 +227,32 @@ def test_memory_is_registered_with_the_runtime_and_a_failure_leaves_no_pending_e
 
         def cudaHostUnregister(self, address):  # noqa: N802
             asked.append(address)
+            return codes.pop(0)
 
         def cudaGetErrorString(self, code):  # noqa: N802
             return f"error {code}"
 
     monkeypatch.setattr(torch_backend, "_runtime", Runtime)
-    monkeypatch.setattr(torch.cuda, "device", lambda _device: contextlib.nullcontext())
-    accelerator = torch_backend.TorchAccelerator(CPU)
-    assert accelerator.pinning.memory == "copied", "only CUDA registers"
-    memory = segment()
-    address, size = ctypes.addressof(memory), ctypes.sizeof(memory)
-    assert accelerator._register(address, size) == ""
-    assert accelerator._register(address, size) == "error 2"
-    torch_backend._unregister(address)
-    assert asked == [(address, size, torch_backend.PORTABLE), (address, size, torch_backend.PORTABLE), address]
+    monkeypatch.setattr(torch.cuda, "device", lambda device: entered.append(device) or contextlib.nullcontext())
+    monkeypatch.setattr(torch, "ones", lambda *_, **__: types.SimpleNamespace(add_=launched.append))
+    runtime = torch_backend._CudaMemory()
+    runtime.register(64, 32, CPU)
+    with pytest.raises(MemoryError, match="error 2"):
+        runtime.register(64, 32, CPU)
+    with pytest.raises(OSError, match="error 712"):
+        runtime.register(64, 32, CPU)
+    runtime.unregister(64, CPU)
+    with pytest.raises(OSError, match="error 713"):
+        runtime.unregister(64, CPU)
+    assert asked == [(64, 32, torch_backend.PORTABLE)] * 3 + [64] * 2
+    assert entered == [CPU] * 5
+    assert launched == [1] * 3, "a kernel after each error"
 
 
 def test_uploads_to_devices_without_streams_are_synchronous():
-    accelerator = torch_backend.SynchronousAccelerator(CPU)
-    assert not accelerator.can_upload_ahead(BATCH)
-    with DataLoader(Images(40), 4, num_workers=2, device=accelerator) as loader:
+    device = torch_backend.SynchronousAccelerator(CPU)
+    assert not device.can_upload_ahead(BATCH)
+    with DataLoader(Images(40), 4, num_workers=2, device=device) as loader:
         assert_images(list(loader))
         placed = [r.placed for r in loader.events.batches()]
     assert {p.memory for p in placed} == {"pageable"}
@@ -283,9 +305,8 @@ def test_registered_memory_is_pinned_for_torch_and_times_are_in_order():
     for r in records:
         assert r.placed.upload_begin <= r.placed.uploaded
         assert r.dispatched < r.placed.upload_begin < r.returned
-    accelerator = torch_backend.TorchAccelerator(torch.device("cuda", 0))
     memory = segment()
-    assert accelerator.pinning.memory_for(memory) == "registered"
+    assert torch_backend.cuda_registry().memory_for(memory, torch.device("cuda", 0)) == "registered"
     assert torch.frombuffer((ctypes.c_char * ctypes.sizeof(memory)).from_buffer(memory), dtype=torch.uint8).is_pinned()
 
 

@@ -24,7 +24,7 @@ from torch.utils.data import default_collate
 
 from nbloader import DataLoader, DatasetTransferError
 from nbloader.device.accelerator import CopyTimes
-from nbloader.device.pinning import Pinning
+from nbloader.device.pinning import Registry
 from nbloader.device.record_queue import MAX_PENDING_RECORDS, PendingPlacement, RecordQueue
 from nbloader.device.transfer import BatchKey, DeviceLane, DeviceTransfer, _all_in_flight
 from nbloader.events import BatchRecord
@@ -48,12 +48,18 @@ class Scripted:
     def can_upload_ahead(self, _batch):
         return self.ahead
 
-    def copy(self, batch, mapping):
+    def copy(self, batch, mapping, *, ahead):
         self.copies.append(ScriptedCopy(self, batch))
         return self.copies[-1]
 
     def memory(self):
         return "1 of its 2 MB are free"
+
+    def gauge(self):
+        return None
+
+    def close(self):
+        pass
 
     def finish(self, count):
         for copy in [c for c in self.copies if c.started and not c.finished][:count]:
@@ -67,7 +73,7 @@ class ScriptedCopy:
         self.device = device
         self.batch = batch
         self.number = batch
-        self.started = self.finished = self.delivered = self.waited = False
+        self.started = self.finished = self.delivered = self.waited = self.awaited = False
 
     def start(self):
         self.started = True
@@ -76,6 +82,9 @@ class ScriptedCopy:
 
     def done(self):
         return self.finished or not self.started
+
+    def wait_until_begun(self):
+        self.awaited = True
 
     def wait(self):
         self.waited = True
@@ -203,6 +212,21 @@ def test_the_host_waits_for_a_copy_only_if_too_many_are_in_flight():
     lane.close()
 
 
+def test_a_host_that_runs_ahead_waits_first_for_the_work_before_the_oldest_copy():
+    device, returned = Scripted(), []
+    lane = DeviceLane(device, 1)
+    boxes = [Box(number, returned) for number in range(3)]
+    lane.catch_up()
+    lane.deliver(BatchKey(0, 0), boxes[0])
+    lane.start_ahead(BatchKey(0, 1), boxes[1])
+    lane.catch_up()
+    lane.deliver(BatchKey(0, 1), boxes[1])
+    assert [(c.awaited, c.waited) for c in device.copies] == [(True, False), (False, False)]
+    lane.start_ahead(BatchKey(0, 2), boxes[2])
+    assert [c.waited for c in device.copies] == [True, False, False]
+    lane.close()
+
+
 def test_too_little_memory_for_a_batch_ahead_is_no_error_and_not_retried_in_that_iterator(caplog):
     device, returned = Scripted(), []
     lane = DeviceLane(device, 1)
@@ -282,7 +306,7 @@ class Late(ScriptedCopy):
 def test_an_error_of_a_batch_ahead_is_raised_once_when_the_batch_is_due(error):
     device, returned = Scripted(), []
     device.error = error
-    device.copy = lambda batch, _mapping: device.copies.append(Late(device, batch)) or device.copies[-1]
+    device.copy = lambda batch, _mapping, *, ahead: device.copies.append(Late(device, batch)) or device.copies[-1]
     lane = DeviceLane(device, 2)
     boxes = [Box(i, returned) for i in range(3)]
     lane.deliver(BatchKey(0, 0), boxes[0])
@@ -351,7 +375,9 @@ def test_an_interrupt_of_the_end_releases_no_memory_that_the_device_reads(end):
             super().wait()
 
     device, returned = Scripted(), []
-    device.copy = lambda batch, _mapping: device.copies.append(Interrupted(device, batch)) or device.copies[-1]
+    device.copy = lambda batch, _mapping, *, ahead: (
+        device.copies.append(Interrupted(device, batch)) or device.copies[-1]
+    )
     lane = DeviceLane(device, 1)
     lane.deliver(BatchKey(0, 0), Box(0, returned))
     if end == "close":
@@ -417,41 +443,79 @@ def segment(size=mmap.PAGESIZE):
     return memory
 
 
-def test_a_segment_is_registered_once_and_unregistered_before_it_is_unmapped():
-    log = []
+class Runtime:
+    """Registers memory and notes it; `errors` are raised in turn, None for success."""
 
-    def unregister(address):
+    def __init__(self, *errors):
+        self.errors = list(errors)
+        self.log = []
+
+    def register(self, address, size, device):
+        if self.errors and (error := self.errors.pop(0)) is not None:
+            raise error
+        self.log.append(("register", address, size, device))
+
+    def unregister(self, address, device):
         ctypes.string_at(address, mmap.PAGESIZE)  # crashes unless it is still mapped
-        log.append(("unregister", address))
+        self.log.append(("unregister", address, device))
 
-    pinning = Pinning("registered", lambda address, size: log.append(("register", address, size)) or "", unregister)
+
+def test_a_segment_is_registered_once_and_unregistered_before_it_is_unmapped():
+    runtime = Runtime()
+    registry = Registry(runtime)
     memory = segment()
     address = ctypes.addressof(memory)
-    assert [pinning.memory_for(memory) for _ in range(3)] == ["registered"] * 3
-    assert log == [("register", address, mmap.PAGESIZE)]
+    assert [registry.memory_for(memory, device) for device in (0, 1, 0)] == ["registered"] * 3
+    assert runtime.log == [("register", address, mmap.PAGESIZE, 0)]
     view = np.frombuffer((ctypes.c_char * mmap.PAGESIZE).from_buffer(memory), np.uint8)
     del memory
     gc.collect()
-    assert len(log) == 1, "an array still references it"
+    assert len(runtime.log) == 1, "an array still references it"
     del view
     gc.collect()
-    assert log[1:] == [("unregister", address)]
+    assert runtime.log[1:] == [("unregister", address, 0)], "in the context of the device that registered it"
 
 
 def test_after_a_failed_registration_batches_are_copied(caplog):
-    answers = ["", "the limit of locked memory is reached"]
-    pinning = Pinning("registered", lambda _address, _size: answers.pop(0), lambda _address: None)
+    runtime = Runtime(None, MemoryError("the limit of locked memory is reached"))
+    registry = Registry(runtime)
     one, two, three = segment(), segment(), segment()
-    assert pinning.memory_for(one) == "registered"
-    assert pinning.memory_for(two) == "copied"
-    assert "0.0 MB of shared memory cannot be pinned (the limit of locked memory is reached)" in caplog.text
-    assert pinning.memory_for(three) == "copied", "not retried"
-    assert pinning.memory == "copied"
+    assert registry.memory_for(one, 0) == "registered"
+    assert registry.memory_for(two, 0) == "copied"
+    assert "0.0 MB of shared memory cannot be pinned, in addition to 0.0 MB (the limit of locked" in caplog.text
+    assert registry.memory_for(three, 0) == "copied", "not tried"
+    assert len(runtime.log) == 1
+    del one
+    assert registry.memory_for(three, 0) == "registered", "there is room again"
 
 
-@pytest.mark.parametrize(("way", "mapping", "then"), [("registered", None, "copied"), ("pageable", 1, "pageable")])
-def test_a_batch_outside_of_segments_is_copied(way, mapping, then):
-    assert Pinning(way, None, None).memory_for(mapping) == then
+class User:
+    """Somebody who uses a registry."""
+
+
+@pytest.mark.parametrize("end", ["ask", "leave", "collect"])
+def test_a_segment_that_is_dropped_is_unmapped_when_the_consumer_asks_for_the_next_batch(end):
+    runtime, user = Runtime(), User()
+    registry = Registry(runtime)
+    registry.enter(user)
+    memory = segment()
+    address = ctypes.addressof(memory)
+    registry.memory_for(memory, 0)
+    del memory
+    gc.collect()
+    ctypes.string_at(address, mmap.PAGESIZE)  # crashes unless it is still mapped
+    assert len(runtime.log) == 1
+    if end == "ask":
+        registry.memory_for(None, 0)
+    elif end == "leave":
+        registry.leave(user)
+    else:
+        del user
+    assert runtime.log[1:] == [("unregister", address, 0)]
+
+
+def test_a_batch_outside_of_segments_is_copied():
+    assert Registry(Runtime()).memory_for(None, 0) == "copied"
 
 
 # ---- loaders with real workers and late copies
@@ -498,9 +562,9 @@ def test_batches_in_chunks_are_uploaded_ahead_unless_they_must_be_joined(workers
     class Counting(StandIn):
         copies = 0
 
-        def copy(self, batch, mapping):
+        def copy(self, batch, mapping, *, ahead):
             self.copies += 1
-            return super().copy(batch, mapping)
+            return super().copy(batch, mapping, ahead=ahead)
 
     device = Counting(0)
     seen = []
@@ -835,8 +899,8 @@ class InterruptedDevice(StandIn):
         self.passes("open")
         return super().can_upload_ahead(batch)
 
-    def copy(self, batch, mapping):
-        return InterruptedCopy(self, batch, self.pinning.memory_for(mapping))
+    def copy(self, batch, mapping, *, ahead):
+        return InterruptedCopy(self, batch, self.memory_for(mapping))
 
 
 class InterruptedCopy(StandInCopy):

@@ -66,7 +66,8 @@ def mapped(fd: int, size: int, *, private: bool = False) -> Any:
         private: Whether to map the file copy-on-write, so that writes stay in this process.
 
     Returns:
-        A ctypes array of `size` bytes. The file stays mapped as long as this array or anything built on it exists.
+        A ctypes array of `size` bytes. The file stays mapped as long as this array or anything built on it exists. Its
+        attribute `unmap` is the finalizer, for those who must unmap it later than that.
 
     Raises:
         OSError: The system's limit on mappings is reached.
@@ -75,8 +76,9 @@ def mapped(fd: int, size: int, *, private: bool = False) -> Any:
     address = _libc().mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, kind, fd, 0)
     if address == ctypes.c_void_p(-1).value:
         raise OSError(ctypes.get_errno(), f"{size:,} bytes cannot be mapped: {os.strerror(ctypes.get_errno())}")
-    memory = (ctypes.c_char * size).from_address(address)
-    weakref.finalize(memory, _libc().munmap, address, size).atexit = False
+    memory: Any = (ctypes.c_char * size).from_address(address)
+    memory.unmap = weakref.finalize(memory, _libc().munmap, address, size)
+    memory.unmap.atexit = False
     return memory
 
 

@@ -125,16 +125,14 @@ def map_tree(batch: Any, is_leaf: Callable[[Any], bool], change: Callable[[Any],
         is_leaf: Returns whether to change a part, which may also be a container.
         change: Returns the new leaf.
     """
-
-    def walk(part: Any) -> Any:
-        if is_leaf(part):
-            return change(part)
-        container = container_of(part)
-        if container is None:
-            return part
-        return container.make([walk(child) for (child,) in container.columns((part,))])
-
-    return walk(batch)
+    # Not by a nested function that calls itself: as a reference cycle, it would keep what `change` refers to, such as
+    # memory of a device, until the next garbage collection.
+    if is_leaf(batch):
+        return change(batch)
+    container = container_of(batch)
+    if container is None:
+        return batch
+    return container.make([map_tree(child, is_leaf, change) for (child,) in container.columns((batch,))])
 
 
 def map_leaves(batch: Any, change: Callable[[Any], Any], *, method: str = "to") -> Any:

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
+from nbloader.events.gauges import DeviceGauge
+
 MemoryKind: TypeAlias = Literal["registered", "copied", "pageable"]
 """Kind of host memory from which the device copies; see `events.Placed.memory`."""
+
+COPY_THREAD = "nbloader-pin"
+"""Beginning of the names of threads that run parts of copies."""
 
 
 class CopyTimes(NamedTuple):
@@ -34,7 +39,11 @@ class Copy(Protocol):
         ...
 
     def done(self) -> bool:
-        """Whether the device no longer reads the host's memory. Does not block."""
+        """Whether nobody reads the batch's memory any more. Does not block."""
+        ...
+
+    def wait_until_begun(self) -> None:
+        """Block until the device has finished the consumer's work that precedes the copy."""
         ...
 
     def wait(self) -> None:
@@ -69,15 +78,24 @@ class Accelerator(Protocol):
         """Whether this batch can be copied before the consumer asks for it."""
         ...
 
-    def copy(self, batch: Any, mapping: Any) -> Copy:
+    def copy(self, batch: Any, mapping: Any, *, ahead: bool) -> Copy:
         """Create the copy of a batch without starting it.
 
         Args:
             batch: The batch, as the workers produced it.
             mapping: The whole segment that contains the batch; None if the batch is not in a segment.
+            ahead: Whether the consumer has not asked for the batch yet.
         """
         ...
 
     def memory(self) -> str:
         """Return a phrase that says how much of the device's memory is free and what holds the rest."""
+        ...
+
+    def gauge(self) -> DeviceGauge | None:
+        """Return what torch knows of the device's memory; None if nothing. Thread-safe, and does not ask the device."""
+        ...
+
+    def close(self) -> None:
+        """Release what this object holds. Called when all copies are done; it can be used again."""
         ...

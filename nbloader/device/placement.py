@@ -76,14 +76,18 @@ def check_devices(device: Any, output: str) -> Devices:
 
 
 def check_pin(pin_memory: bool) -> bool:
-    """Return whether to pin batches. Without an accelerator, warns as torch does and returns False."""
+    """Return whether to pin batches. Warns as torch does and returns False where there is no pinned memory."""
     if not pin_memory:
         return False
     import torch
 
-    if torch.accelerator.is_available():
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if accelerator is None:
+        warn("pin_memory=True has no effect: no accelerator was found, so batches stay in pageable memory.")
+    elif accelerator.type == "mps":
+        warn("pin_memory=True has no effect: MPS has no pinned memory, so batches stay in pageable memory.")
+    else:
         return True
-    warn("pin_memory=True has no effect: no accelerator was found, so batches stay in pageable memory.")
     return False
 
 
@@ -113,12 +117,11 @@ def _accelerator(device: Any, *, pin: bool) -> Accelerator | None:
         return None
     if isinstance(device, Accelerator):
         return device
-    import torch
-
     from nbloader.device import torch_backend
 
     if device is None:
         return torch_backend.PinnedPool()
-    if hasattr(torch.get_device_module(device), "Stream"):
-        return torch_backend.TorchAccelerator(device)
+    if device.type in torch_backend.WITH_STREAMS:
+        registry = torch_backend.cuda_registry() if device.type == "cuda" else None
+        return torch_backend.TorchAccelerator(device, registry)
     return torch_backend.SynchronousAccelerator(device)

@@ -5,9 +5,15 @@
                                                        `-> the consumer's work on the device waits for it
 
 A worker writes its next batch into a returned segment. So a batch's memory is held until the device reports that the
-copy is done: returning a segment too early would silently corrupt data. Only `DeviceLane.deliver` waits for a copy, and
-only if more copies are in flight than allowed. There is no upload thread: when the consumer takes a batch, the copy of
-the next batch is started if that batch is ready, and runs while the consumer works.
+copy is done: returning a segment too early would silently corrupt data. There is no upload thread: when the consumer
+takes a batch, the copy of the next batch is started if that batch is ready, and runs while the consumer works. A thread
+only copies from pageable to pinned memory. Registering memory and allocating it happen on the consumer's thread, since
+they would break the capture of a CUDA graph that the consumer has begun.
+
+A host that runs ahead of the device is stopped when more copies are in flight than allowed. It waits in two places, so
+that the waits are counted as what they are: at the beginning of `__next__`, as a part of the loop's step, until the
+device has done the consumer's work that precedes the oldest copy (`DeviceLane.catch_up`); and when the next copy is
+started, until the oldest one is done, because the link is slower.
 
 Without a device, `pin_memory=True` copies batches to torch's pool of pinned memory, because the user then uploads the
 batch, on any stream, and may drop it right away. torch records an event on each stream that reads from its pool, and
@@ -21,14 +27,16 @@ from __future__ import annotations
 import collections
 import contextlib
 import logging
+import threading
 import time
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from nbloader._util.signals import raised_by_handler
-from nbloader.device.accelerator import Accelerator, Copy
+from nbloader.device.accelerator import COPY_THREAD, Accelerator, Copy
 from nbloader.device.record_queue import PendingPlacement
+from nbloader.events.gauges import DeviceGauge
 
 log = logging.getLogger(__name__)
 _clock = time.perf_counter_ns
@@ -106,7 +114,7 @@ class DeviceLane:
         return tuple(self._started)
 
     def start_ahead(self, key: BatchKey, payload: TransferPayload) -> bool:
-        """Start the transfer of a ready batch early, unless too many are ahead. Does not block.
+        """Start the transfer of a ready batch early, unless too many are ahead. Waits if too many copies are in flight.
 
         An error of the batch is raised by `deliver`, when the batch is due, in place of this batch and not before.
 
@@ -116,15 +124,15 @@ class DeviceLane:
         started = self._started.get(key)
         if started is not None and started.payload is payload:
             return True
-        self._release_done()
         of_epoch = sum(other.epoch == key.epoch for other in list(self._started))
-        if key.epoch == self._full_epoch or of_epoch >= self._ahead or len(self._in_flight) > self._ahead:
+        if key.epoch == self._full_epoch or of_epoch >= self._ahead:
             return False
         try:
             batch = payload.open()
             if not self.accelerator.can_upload_ahead(batch):
                 return False
-            self._started[key] = self._start(batch, payload)
+            self._make_room()
+            self._started[key] = self._start(batch, payload, ahead=True)
         except self.accelerator.out_of_memory:
             # The consumer may free memory before the batch is due. Attempts are costly: torch empties its cache first.
             self._full_epoch = key.epoch
@@ -148,15 +156,19 @@ class DeviceLane:
         """
         transfer = self._started.pop(key, None)
         if transfer is None or transfer.payload is not payload:  # the batch was produced again, from another dataset
-            self._release_done()
-            while len(self._in_flight) > self._ahead:  # the link to the device is the bottleneck
-                self._wait_for_oldest()
-                self._release_done()
+            self._make_room()
             try:
-                transfer = self._start(payload.open(), payload)
+                transfer = self._start(payload.open(), payload, ahead=False)
             except self.accelerator.out_of_memory as error:
                 raise self.accelerator.out_of_memory(self._full(key, error)) from error
         return DeviceBatch(transfer.copy.deliver(), transfer.copy, transfer.begin)
+
+    def catch_up(self) -> None:
+        """Wait until the device has begun the oldest copy, if too many are in flight for another one."""
+        self._release_done()
+        oldest = _oldest(self._in_flight)
+        if oldest is not None and len(self._in_flight) > self._ahead:
+            oldest.copy.wait_until_begun()
 
     def forget(self, epoch: int, number: int | None = None) -> None:
         """Drop the started transfers of an iteration, or only that of one batch. Thread-safe."""
@@ -165,13 +177,14 @@ class DeviceLane:
                 self._started.pop(key, None)
 
     def close(self) -> None:
-        """Wait for all copies, which takes milliseconds, and release their memory."""
+        """Wait for all copies, and release their memory."""
         self._started.clear()
         _wait_for_all(self._in_flight)
+        self.accelerator.close()
 
-    def _start(self, batch: Any, payload: TransferPayload) -> Transfer:
+    def _start(self, batch: Any, payload: TransferPayload, *, ahead: bool) -> Transfer:
         begin = _clock()
-        transfer = Transfer(payload, self.accelerator.copy(batch, payload.mapping), begin)
+        transfer = Transfer(payload, self.accelerator.copy(batch, payload.mapping, ahead=ahead), begin)
         self._in_flight.append(transfer)  # before start: parts enqueued before an error read the memory too
         try:
             transfer.copy.start()
@@ -181,10 +194,12 @@ class DeviceLane:
         self._release_done()
         return transfer
 
-    def _wait_for_oldest(self) -> None:
-        oldest = _oldest(self._in_flight)
-        if oldest is not None:
+    def _make_room(self) -> None:
+        """Wait until another copy may be started: the link to the device is the bottleneck."""
+        self._release_done()
+        while len(self._in_flight) > self._ahead and (oldest := _oldest(self._in_flight)) is not None:
             oldest.copy.wait()
+            self._release_done()
 
     def _release_done(self) -> None:
         """Release the memory of finished copies. Thread-safe.
@@ -222,6 +237,12 @@ class DeviceTransfer:
         """Whether batches go through pinned memory."""
         self.name = ", ".join(dict.fromkeys(accelerator.name for accelerator in used))
         """Names of the devices."""
+
+    def catch_up(self) -> None:
+        """Wait until each device has done the consumer's work that precedes its oldest copy, if another must wait."""
+        for lane in self._lanes:
+            if lane is not None:
+                lane.catch_up()
 
     def deliver(
         self, key: BatchKey, payload: TransferPayload, position: int = 0
@@ -262,6 +283,11 @@ class DeviceTransfer:
         keys = [key for lane in self._lanes if lane is not None for key in lane.started]
         return tuple(sorted(key.number for key in keys if key.epoch == epoch))
 
+    def gauges(self) -> tuple[DeviceGauge, ...]:
+        """Return what is known of the memory of the devices. Thread-safe."""
+        found = [lane.accelerator.gauge() for lane in self._lanes if lane is not None]
+        return tuple({gauge.name: gauge for gauge in found if gauge is not None}.values())
+
     def forget(self, epoch: int) -> None:
         """Drop the started transfers of an iteration that has ended. Thread-safe."""
         for lane in self._lanes:
@@ -300,5 +326,9 @@ def _release(in_flight: InFlight, transfer: Transfer) -> None:
 
 
 def _finish(key: int) -> None:
+    """Wait for the copies of a lane that was garbage-collected, and release their memory."""
+    if threading.current_thread().name.startswith(COPY_THREAD):  # it cannot wait for what it runs itself
+        threading.Thread(target=_finish, args=(key,), name="nbloader-uploads").start()
+        return
     _wait_for_all(_all_in_flight[key])
     del _all_in_flight[key]

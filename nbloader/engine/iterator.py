@@ -257,10 +257,7 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
     def _next(self) -> T_co:
         if self._consumer is None:
             raise StopIteration
-        if self._warnings.texts:
-            self._warnings.warn()
-        requested = _clock()
-        self._resources.publish(requested)
+        requested = self._begin_request()
         engine, plan = self._engine, self.plan
         self._kept = got = self._wait()
         task, payload = got.task, got.outcome
@@ -292,6 +289,16 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
         self._resources.delivered += 1
         self._resources.returned = task.number  # last: a signal handler could run in a later function call
         return batch  # type: ignore[no-any-return]
+
+    def _begin_request(self) -> int:
+        """Complete the step that has ended, and return the time at which the consumer requests the next batch."""
+        if self._warnings.texts:
+            self._warnings.warn()
+        if self._transfer is not None:
+            self._transfer.catch_up()
+        requested = _clock()
+        self._resources.publish(requested)
+        return requested
 
     def _wait(self) -> Delivery:
         try:

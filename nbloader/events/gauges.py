@@ -113,6 +113,21 @@ class CacheGauge:
     """The cache directory on disk; "" if there is none."""
 
 
+class DeviceGauge(NamedTuple):
+    """Memory of a device, as torch counts it for this process, and memory of the host that is pinned for it."""
+
+    name: str
+    """Such as "cuda:0"."""
+    used: int
+    """Memory of tensors, bytes."""
+    reserved: int
+    """Memory that torch has taken from the device, including what it keeps for later tensors, bytes."""
+    total: int
+    """Memory of the device, bytes."""
+    pinned: int
+    """Shared memory that is pinned in place, for all devices and loaders together, bytes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Gauges:
     """The current state of a loader."""
@@ -156,6 +171,8 @@ class Gauges:
     """Device to which batches are uploaded; "" if there is none."""
     begun: tuple[int, ...] = ()
     """Numbers of the batches whose upload was started before the consumer requested them."""
+    devices: tuple[DeviceGauge, ...] = ()
+    """Memory of the devices to which batches are uploaded; () before the first upload, and if torch does not count."""
     cache: CacheGauge | None = None
     """Statistics of the sample cache; None if no function is cached."""
     fetching: tuple[FetchProgress, ...] = ()

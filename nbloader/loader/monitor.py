@@ -233,8 +233,11 @@ class Monitor:
     def _snapshot(self, *, iterated: bool, dataset: Any = None) -> Snapshot:
         gauges = self._engine.gauges("idle" if iterated else "new")
         if self._transfer is not None:
-            begun = self._transfer.started(gauges.epoch)
-            gauges = dataclasses.replace(gauges, pinned=self._transfer.pins, device=self._transfer.name, begun=begun)
+            transfer = self._transfer
+            gauges = dataclasses.replace(
+                gauges, pinned=transfer.pins, device=transfer.name, begun=transfer.started(gauges.epoch),
+                devices=transfer.gauges(),
+            )  # fmt: skip
         cache = process_cache.gauge()
         if cache is not None:
             gauges = dataclasses.replace(gauges, cache=cache)

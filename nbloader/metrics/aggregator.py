@@ -516,6 +516,7 @@ class Aggregator:
             pinned=g.pinned,
             device=g.device,
             begun=g.begun,
+            devices=g.devices,
             uploads=upload_stats(last),
             now=g.now,
             supervisor_failures=self._supervisor_failures,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from nbloader.events import SampleFailed
-from nbloader.events.gauges import CacheGauge, ProducedBatch
+from nbloader.events.gauges import CacheGauge, DeviceGauge, ProducedBatch
 
 STAGES = ("queue", "fetch", "collate", "transport", "transfer", "reorder", "ready", "pin", "upload", "step")
 """The stages that a batch goes through. Each stage begins where the previous one ends, except "pin" and "upload". These
@@ -339,6 +339,8 @@ class Snapshot:
     """See `Gauges.device`."""
     begun: tuple[int, ...] = ()
     """See `Gauges.begun`."""
+    devices: tuple[DeviceGauge, ...] = ()
+    """See `Gauges.devices`."""
     uploads: UploadStats | None = None
     """Pinning and uploading; None if batches are neither pinned nor uploaded, and before the first batch."""
     now: int = 0

@@ -29,15 +29,15 @@ class Variant(NamedTuple):
     name: str
     memory: str
     """The kind of memory that the device reads, see `events.Placed.memory`."""
-    side_stream: bool
-    """Whether copies run on a separate stream."""
+    ahead: int
+    """See `upload_ahead`: batches that are uploaded ahead are copied on a separate stream."""
 
 
 VARIANTS = (
-    Variant("pageable", "pageable", side_stream=False),
-    Variant("copied to pinned memory", "copied", side_stream=False),
-    Variant("pinned in place", "registered", side_stream=False),
-    Variant("pinned in place, side stream", "registered", side_stream=True),
+    Variant("pageable", "pageable", ahead=0),
+    Variant("copied to pinned memory", "copied", ahead=0),
+    Variant("pinned in place", "registered", ahead=0),
+    Variant("pinned in place, ahead", "registered", ahead=1),
 )
 
 
@@ -73,24 +73,22 @@ class RandomImages:
 
 
 def compare_uploads(
-    dataset: Any, batch_size: int, accelerators: Callable[[str, bool], Any], work: Callable[[Any], object]
+    dataset: Any, batch_size: int, accelerators: Callable[[str], Any], work: Callable[[Any], object]
 ) -> list[Row]:
     """Upload the same epoch in four ways.
 
     Args:
         dataset: What to load.
         batch_size: Samples per batch.
-        accelerators: Called with the kind of memory and whether copies have a separate stream; returns the accelerator.
+        accelerators: Called with the kind of memory; returns the accelerator.
         work: What the loop does with a batch.
     """
-    return [
-        _measure(variant.name, dataset, batch_size, accelerators(variant.memory, variant.side_stream), work)
-        for variant in VARIANTS
-    ]
+    return [_measure(variant, dataset, batch_size, accelerators(variant.memory), work) for variant in VARIANTS]
 
 
-def _measure(name, dataset, batch_size, accelerator, work):
-    with DataLoader(dataset, batch_size, num_workers=WORKERS, device=accelerator, persistent_workers=True) as loader:
+def _measure(variant, dataset, batch_size, accelerator, work):
+    options = {"num_workers": WORKERS, "persistent_workers": True, "upload_ahead": variant.ahead}
+    with DataLoader(dataset, batch_size, device=accelerator, **options) as loader:
         for _ in range(2):
             accelerator.synchronize()
             begin = time.perf_counter()
@@ -101,7 +99,7 @@ def _measure(name, dataset, batch_size, accelerator, work):
         records = [r for r in loader.events.batches() if r.epoch == 1]
     uploads = upload_stats(records)
     return Row(
-        name, uploads.ways, 1e3 * seconds / len(records), uploads.copy, uploads.gb_per_second, uploads.hidden,
+        variant.name, uploads.ways, 1e3 * seconds / len(records), uploads.copy, uploads.gb_per_second, uploads.hidden,
         records[0].nbytes,
     )  # fmt: skip
 
@@ -149,12 +147,16 @@ def main():
     device = check_device(arguments.device)
     if device is None:
         parser.error(f"{arguments.device} is no accelerator")
-    from nbloader.device.torch_backend import TorchAccelerator
+    from nbloader.device.torch_backend import TorchAccelerator, cuda_registry
+
+    def accelerator(memory):
+        registry = cuda_registry() if memory == "registered" and device.type == "cuda" else None
+        return TorchAccelerator(device, registry, pins=memory != "pageable")
 
     rows = compare_uploads(
         RandomImages(BATCHES * arguments.batch_size),
         arguments.batch_size,
-        lambda memory, side_stream: TorchAccelerator(device, memory=memory, side_stream=side_stream),
+        accelerator,
         matrix_products(arguments.device, arguments.step),
     )
     print(table(rows))

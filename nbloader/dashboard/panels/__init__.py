@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from nbloader.dashboard.panels.base import Frame, Panel, Reply
 from nbloader.dashboard.panels.controls import Controls
+from nbloader.dashboard.panels.device import Device
 from nbloader.dashboard.panels.events import Events
 from nbloader.dashboard.panels.lines import Lines
 from nbloader.dashboard.panels.path import Path
@@ -27,7 +28,7 @@ from nbloader.frontend import scripted
 
 __all__ = ["PANELS", "Frame", "Panel", "Reply", "register"]
 
-PANELS: list[type[Panel]] = [Summary, Controls, Path, Timeline, Lines, Workers, Plots, Samples, Events]
+PANELS: list[type[Panel]] = [Summary, Controls, Path, Device, Timeline, Lines, Workers, Plots, Samples, Events]
 """Classes of the panels, from top to bottom."""
 
 
