@@ -16,7 +16,7 @@ SOURCE = "time.sleep(0.1)  # hot: waiting"
 PLACE = "light.py:" + str(
     1 + next(i for i, line in enumerate(pathlib.Path(light.__file__).read_text().splitlines()) if SOURCE in line)
 )
-NAMED = re.compile(rf"\d+ % of the workers' time is `{re.escape(SOURCE)}`, \S*{re.escape(PLACE)}")
+NAMED = re.compile(rf"\d+ % of the workers' time is `{re.escape(' '.join(SOURCE.split()))}`, \S*{re.escape(PLACE)}")
 
 
 def one_line(text: str) -> str:
@@ -36,7 +36,7 @@ def test_print_progress_and_the_report_name_the_line(loader, tmp_path):
     assert NAMED.search(one_line(out.getvalue())), out.getvalue()
     assert NAMED.search(one_line(str(loader.stats())))
     assert NAMED.search(one_line(loader.stats()._repr_html_()))
-    assert NAMED.search(loader.stats().epoch_verdict.sentence)
+    assert NAMED.search(one_line(loader.stats().epoch_verdict.sentence))
     page = tmp_path / "report.html"
     loader.report().save(page)
     assert NAMED.search(one_line(page.read_text("utf-8")))

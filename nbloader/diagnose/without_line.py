@@ -11,6 +11,7 @@ Workers that are idle for a part of their time gain less: their utilization deci
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from nbloader.metrics.evidence import Place
@@ -39,7 +40,7 @@ class LineTime(NamedTuple):
     def error(self) -> float:
         """Two standard errors of the share."""
         samples = max(1, self.samples)
-        return 2 * (max(self.share * (1 - self.share), 1 / samples) / samples) ** 0.5
+        return 2 * math.sqrt(max(self.share * (1 - self.share), 1 / samples) / samples)
 
 
 class Gain(NamedTuple):

@@ -207,9 +207,7 @@ class Tuning:
 
     def _told(self) -> str:
         """What cheaper samples would change, one statement a line."""
-        listed = [
-            f"  {one.line.place}: {one.proposal.instead} ({one.name})" for one in (self.remedies or ()) if one.proposal
-        ]
+        listed = [f"  {one.line.place}: {one.proposal.instead} ({one.name})" for one in (self.remedies or ())]
         if listed:
             listed = ["What may make them cheaper; loader.remedies() tries it on samples:", *listed, ""]
         return "\n".join([*([self._advice] if self._advice else []), *listed, *([""] if self._advice else [])])

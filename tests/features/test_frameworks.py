@@ -177,8 +177,9 @@ class Regression(torch.nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore:.*pin_memory.*")
-def test_the_guides_three_lines_give_hugging_faces_trainer_this_loader(tmp_path, capsys):
+def test_the_guides_three_lines_give_hugging_faces_trainer_this_loader(tmp_path, capsys, monkeypatch):
     transformers = pytest.importorskip("transformers")
+    monkeypatch.setattr("transformers.trainer.is_datasets_available", lambda: False)  # `datasets` is a module of tests
     ours, names = {}, {}
     exec(guide_code("transformers.Trainer)"), ours)
     exec(guide_code("transformers.TrainerCallback"), names)
