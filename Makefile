@@ -27,6 +27,9 @@
 # make bench-diagnosis how often the verdict is right (loaders with planted causes; ONLY=collate,lock SEEDS=3
 #                      SIZES=0.5,1,2), and how close predictions and the tuner come (ONLY=predictions, ONLY=tuner);
 #                      writes to build/planted
+# make bench-remedies  slow loaders as found in forums: the cause, the line and the remedy that the screen names, and what
+#                      it gains; writes the table into docs/explanation/benchmarks.md (ONLY=json,lock selects loaders and
+#                      leaves the page alone)
 # make release-check   build sdist and wheel into build/release, check their metadata, install and use each in an empty
 #                      environment
 # make clean           remove .venv, caches and build outputs
@@ -64,7 +67,7 @@ command -v $(PYTHON) >/dev/null || { \
 endef
 
 .DELETE_ON_ERROR:
-.PHONY: demo demo-cluster check test test-all test-portable pythons lint docs release-check bench bench-gpu bench-ray soak fuzz forks soak-dashboard soak-explorer front-ends faults bench-diagnosis clean
+.PHONY: demo demo-cluster check test test-all test-portable pythons lint docs release-check bench bench-gpu bench-ray soak fuzz forks soak-dashboard soak-explorer front-ends faults bench-diagnosis bench-remedies clean
 
 demo: NOTEBOOK := 01_quickstart
 demo: $(MADE)-demo
@@ -174,6 +177,9 @@ ifneq ($(or $(filter predictions tuner,$(ONLY)),$(if $(ONLY),,all)),)
 	$(PY) tests/predictions.py $(if $(ONLY),--only '$(ONLY)')
 endif
 
+bench-remedies: $(MADE)-slow
+	$(PY) tests/bench/remedies.py $(if $(ONLY),--only '$(ONLY)')
+
 clean:
 	rm -rf $(VENV) build dist *.egg-info .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find nbloader tests notebooks -depth \( -name __pycache__ -o -name .ipynb_checkpoints \) -exec rm -rf {} +
@@ -197,6 +203,11 @@ $(MADE)-test: $(MADE)-demo pyproject.toml constraints.txt
 
 $(MADE)-ray: $(MADE)-demo pyproject.toml constraints.txt
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[ray]'
+	touch $@
+
+# What slow loaders use, and what is faster. torchvision must be the one of torch's release.
+$(MADE)-slow: $(MADE)-test pyproject.toml constraints.txt
+	$(PIP) install --quiet --constraint constraints.txt h5py requests transformers orjson threadpoolctl torchvision
 	touch $@
 
 $(MADE)-docs: $(MADE)-test pyproject.toml constraints.txt

@@ -11,6 +11,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from nbloader.events import (
     EpochEnded,
@@ -34,6 +35,7 @@ from nbloader.metrics.snapshot import (
     TuningGauge,
     WorkerStats,
 )
+from nbloader.remedies.results import Remedies
 
 RESTART = Suggestion("Restart worker 1", "loader.restart_workers([1])", restart=(1,))
 PREDICTED = Outlook(
@@ -82,6 +84,9 @@ class FakeLoader:
         self.commands: list[str] = []
         self.profiling = False
         self.hot = HotLines()
+        self.found: list[Any] = []
+        self.searching = threading.Event()
+        """What `remedies()` waits for after its first report."""
         self.restarts = [0] * workers
         self.tuning: FakeTrial | None = None
         self._steps = 0
@@ -221,6 +226,14 @@ class FakeLoader:
     def profile_lines(self, on: bool = True) -> None:
         self.commands.append(f"profile {on}")
         self.profiling = on
+
+    def remedies(self, *, report: Callable[[str, int, int], object] | None = None) -> Any:
+        if report is not None:
+            report("json", 1, 4)
+        self.searching.wait()
+        if not self.found:
+            raise OSError("no <b>disk</b>")
+        return Remedies(self.found)
 
     def hot_lines(self) -> HotLines:
         return dataclasses.replace(self.hot, profiling=self.profiling)

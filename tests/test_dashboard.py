@@ -35,6 +35,11 @@ from nbloader.events import BatchRecord, SampleFailed, WorkerRestarted
 from nbloader.events.stack_samples import STAGE_FILE, CodeLine, StackCount
 from nbloader.metrics.hot_lines import HotLines, find_hot_lines
 from nbloader.metrics.snapshot import STAGES, Point, SlowSample, Snapshot
+from nbloader.remedies.difference import Difference
+from nbloader.remedies.pictures import Pictures
+from nbloader.remedies.remedy import Proposal
+from nbloader.remedies.results import RemedyResult
+from nbloader.remedies.trial import Cost
 
 TIMEOUT = 90
 
@@ -460,6 +465,67 @@ def test_sampling_of_lines_is_switched_by_a_click(loader: FakeLoader, screen: Sc
         payload = screen.next("tick")["payloads"].get("lines", {})
     assert payload["rows"]
     assert loader.commands == ["profile True", "profile False"]
+
+
+def remedy(**fields: Any) -> RemedyResult:
+    """A remedy for the first line of `hot_lines()`."""
+    png = b"\x89PNG..."
+    proposal = Proposal("<b>Why</b>.", "Instead.", "def f(x):\n    return 1")
+    usual = {
+        "line": hot_lines()[0], "name": "json", "proposal": proposal,
+        "samples": 30, "before": Cost(0.2, 0.0), "after": Cost(0.1, 0.0), "difference": Difference(2.0, 1.0, 255.0),
+        "pictures": Pictures(png + b"1", png + b"2", png + b"3", 51.0, 0.01),
+    }  # fmt: skip
+    return RemedyResult(**{**usual, **fields})
+
+
+def test_remedies_are_searched_after_a_click_while_the_loop_runs(loader: FakeLoader, screen: Screen) -> None:
+    dashboard = widget.dashboard_of(loader)
+    loader.hot = hot_lines()
+    untried = remedy(samples=0, problem="needs orjson", pictures=None, proposal=Proposal("Why.", "Instead."))
+    loader.found = [remedy(), untried]
+    say(dashboard, kind="ready", view="a")
+    assert screen.next("full")["payloads"]["remedies"]["number"] == 0
+    for _ in range(2):  # the second click is one too many
+        say(dashboard, kind="request", panel="remedies", name="search", view="a")
+    payload: dict[str, Any] = {}
+    while not payload.get("done"):
+        payload = screen.next("tick")["payloads"].get("remedies", payload)
+    assert payload["running"]
+    assert payload["text"] == "trying 2 of 4: json…"
+    assert payload["done"] == 0.25
+    loader.searching.set()
+    while payload["running"]:
+        payload = screen.next("tick")["payloads"].get("remedies", payload)
+    assert payload["number"] == 1
+    first, second = payload["rows"]
+    assert first["cells"][:3] == ["200 ms", "100 ms", "2.0 x"]
+    assert first["code"] == "def f(x):\n    return 1"
+    assert first["pictures"] == 3
+    assert (second["cells"], second["said"], second["pictures"]) == ([], "Not tried: needs orjson.", 0)
+    assert payload["first"].startswith("2.0 x json · ")
+    say(dashboard, kind="request", panel="remedies", name="pictures", number=1, row=0, view="a")
+    reply = screen.next("reply")
+    assert [data[-1:] for data in reply["data"]] == [b"1", b"2", b"3"]
+    assert reply["names"] == ["before", "after", "difference, 51 x as bright"]
+    loader.close()
+    html = screen.static_with("What to write instead")
+    assert "&lt;b&gt;Why&lt;/b&gt;" in html
+    assert "<b>Why" not in html
+    assert "Not tried: needs orjson." in html
+
+
+def test_a_search_for_remedies_that_fails_says_why(loader: FakeLoader, screen: Screen) -> None:
+    dashboard = widget.dashboard_of(loader)
+    loader.searching.set()
+    say(dashboard, kind="ready", view="a")
+    screen.next("full")
+    say(dashboard, kind="request", panel="remedies", name="search", view="a")
+    payload: dict[str, Any] = {"running": True}
+    while payload["running"]:
+        payload = screen.next("tick")["payloads"].get("remedies", payload)
+    assert payload["text"] == "OSError: no <b>disk</b>"
+    assert payload["rows"] == []
 
 
 def tiles(**changes: Any) -> dict[str, dict[str, Any]]:

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import ast
 import copy
+import gzip
+import http.server
+import io
 import json
 import os
+import random
+import re
+import sys
+import tarfile
 import textwrap
+import threading
 import types
 
 import numpy as np
@@ -17,11 +25,13 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import nbloader
+from nbloader.events.stack_samples import CodeLine, StackCount
 from nbloader.loader.remedy_search import Samples, search
-from nbloader.metrics.hot_lines import HotLine, HotLines
+from nbloader.metrics.hot_lines import HotLine, HotLines, find_hot_lines
 from nbloader.remedies.difference import difference
 from nbloader.remedies.kinds import REMEDIES
-from nbloader.remedies.site import UNKNOWN, Edit, site_of
+from nbloader.remedies.pictures import pictures_of, size_of
+from nbloader.remedies.site import UNKNOWN, Edit, Facts, locate, site_of
 from nbloader.remedies.trial import CannotTryError, code_of
 
 pd = pytest.importorskip("pandas")
@@ -48,15 +58,17 @@ def defined(tmp_path, source, **names):
     return module.__dict__["f"]
 
 
-def sites(function, picture=None):
+def sites(function, picture=None, owner=None, facts=None):
     """All lines of a function as sites."""
-    first = site_of(function, line_of(function, 0), picture)
-    return [site_of(function, line_of(function, number), picture) for number in range(len(first.source.splitlines()))]
+    facts = facts or Facts(picture)
+    first = site_of(function, line_of(function, 0), facts, owner)
+    lines = range(len(first.source.splitlines()))
+    return [site_of(function, line_of(function, number), facts, owner) for number in lines]
 
 
-def proposals(name, function, picture=None):
+def proposals(name, function, picture=None, owner=None, facts=None):
     """What a remedy proposes for any line of a function."""
-    found = [p for site in sites(function, picture) for p in BY_NAME[name].propose(site)]
+    found = [p for site in sites(function, picture, owner, facts) for p in BY_NAME[name].propose(site)]
     return list(dict.fromkeys(found))
 
 
@@ -73,7 +85,11 @@ def files(tmp_path):
     Image.fromarray(pixels).save(tmp_path / "a.jpg", quality=90)
     (tmp_path / "a.json").write_text(json.dumps({"x": [1.5, 2.0], "y": "é"}), encoding="utf-8")
     np.savez_compressed(tmp_path / "a.npz", x=np.arange(10))
+    np.save(tmp_path / "a.npy", np.arange(40).reshape(10, 4))
     pd.DataFrame({"x": [1, 2], "y": ["a", "b"]}).to_csv(tmp_path / "a.csv", index=False)
+    (tmp_path / "a.gz").write_bytes(gzip.compress("first\nsecond é\n".encode()))
+    with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / "a.json", "a.json")
     return tmp_path
 
 
@@ -125,9 +141,110 @@ SAME = {
         """,
         (),
     ),
+    "iterdir": ("listing", "import pathlib\ndef f(p):\n    return min(pathlib.Path(p).iterdir())", ()),
+    "scandir": ("listing", "import os\ndef f(p):\n    return sorted(e.name for e in os.scandir(p))", ()),
+    "gzip": (
+        "compressed-stream",
+        """\
+        import gzip
+        def f(p):
+            with gzip.open(p + "/a.gz", "rt", encoding="utf-8") as lines:
+                lines.seek(3)
+                return lines.readline()
+        """,
+        (),
+    ),
+    "tar.gz": (
+        "compressed-stream",
+        """\
+        import tarfile
+        def f(p):
+            archive = tarfile.open(p + "/a.tar.gz", "r:gz")
+            return archive.extractfile("a.json").read()
+        """,
+        (),
+    ),
+    "expressions": (
+        "regular-expressions",
+        """\
+        import re as regex
+        def f(p):
+            text = regex.sub(r"[aeiou]+", "-", regex.sub("q", "", "A quiet place"), flags=regex.I)
+            return text, regex.compile("q").findall(text), [regex.sub(w, "", text) for w in ("q", "t")]
+        """,
+        (),
+    ),
+    "numbers": (
+        "numbers-one-by-one", "def f(p):\n    return [x.item() for x in torch.arange(3.0)]", {"torch": torch},
+    ),
+    "floats": ("numbers-one-by-one", "import numpy as np\ndef f(p):\n    return [float(x) for x in np.arange(3)]", ()),
+    "pixels": (
+        "picture-round-trip",
+        """\
+        import numpy as np
+        from PIL import Image
+        def f(p):
+            picture = Image.open(p + "/a.jpg").copy()
+            return np.array(picture.getdata(), dtype=np.uint8).reshape(picture.height, picture.width, 3)
+        """,
+        (),
+    ),
+    "gray pixels": (
+        "picture-round-trip",
+        """\
+        import numpy as np
+        from PIL import Image
+        def f(p):
+            return np.array(list(Image.open(p + "/a.jpg").convert("L").getdata()))
+        """,
+        (),
+    ),
+    "there and back": (
+        "picture-round-trip",
+        """\
+        import numpy as np
+        from PIL import Image
+        def f(p):
+            picture = Image.open(p + "/a.jpg").convert("RGB")
+            return np.array(Image.fromarray(np.array(picture)).resize((20, 20)))
+        """,
+        (),
+    ),
+    "part of an array": (
+        "whole-array", "import numpy as np\ndef f(p):\n    return np.load(p + '/a.npy')[3:5, 1:2]", (),
+    ),
+    "part of an array, in two lines": (
+        "whole-array", "import numpy as np\ndef f(p):\n    rows = np.load(p + '/a.npy')\n    return rows[3:5]", (),
+    ),
+    "row without a column": (
+        "pandas-row",
+        """\
+        def f(p):
+            row = frame.iloc[1]
+            return row["y"], row.drop("y").values.astype("float32")
+        """,
+        {"frame": {"x": [1.5, 2.5], "z": [3, 4], "y": ["a", "b"]}},
+    ),
+    "lock": (
+        "lock-held",
+        """\
+        import json, threading
+        lock = threading.Lock()
+        def f(p):
+            with lock:
+                with open(p + "/a.json", encoding="utf-8") as file:
+                    text = file.read()
+                values = {
+                    "all": json.loads(text),
+                }
+                return values
+        """,
+        (),
+    ),
 }  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")  # PIL; files that are left open
 @pytest.mark.parametrize("case", SAME)
 def test_rewritten_code_has_the_same_values(case, files, capsys):
     name, source, names = SAME[case]
@@ -206,12 +323,38 @@ def test_names_are_those_that_the_function_sees(tmp_path):
     assert names == {"paths": os.path, "hidden": 3, "argument": UNKNOWN, "len": len, "missing": UNKNOWN}
 
 
-def test_a_lambda_and_code_without_source_have_no_site(tmp_path):
-    unnamed = lambda x: x  # noqa: E731
-    assert site_of(unnamed, line_of(unnamed, 0)) is None
+def test_code_without_source_has_no_site():
     names = {}
     exec("def f(x):\n    return x", names)
     assert site_of(names["f"], line_of(names["f"], 0)) is None
+
+
+def test_a_lambda_is_looked_at_as_a_function(files):
+    source = """\
+        import numpy as np, os
+        class Applied:
+            def __init__(self, *functions):
+                self.functions = functions
+        f = Applied(
+            lambda x: x, lambda p: len(
+                os.listdir(p)),
+        )
+        """
+    applied = defined(files, source)
+    function = applied.functions[1]
+    site = locate(line_of(function, 1), [applied])
+    assert site.source == "def applied(p):\n    return len(os.listdir(p))\n"
+    assert site.paste == " Use applied in place of the lambda."
+    (proposal,) = BY_NAME["listing"].propose(site)
+    assert proposal.code.startswith("def applied(p):")
+    expected = function(str(files))
+    function.__code__ = code_of(function, proposal)
+    assert function(str(files)) == expected
+
+
+def test_two_lambdas_that_look_alike_are_left_alone(tmp_path):
+    function, _other = defined(tmp_path, "import os\nf = (lambda x: os.listdir(x), lambda x: os.listdir('..'))")
+    assert site_of(function, line_of(function, 0)) is None
 
 
 @given(st.text(alphabet="aé\U0001f600 ", max_size=5), st.integers(0, 4), st.integers(0, 4))
@@ -270,6 +413,269 @@ def test_a_package_that_is_missing_is_named(tmp_path, monkeypatch):
     assert proposal.package == "orjson"
     with pytest.raises(CannotTryError, match="pip install orjson"):
         code_of(function, proposal)
+
+
+FLOATS = {
+    "numpy": "return np.array(Image.open(p + '/a.jpg'), dtype=np.float32) / 255.0",
+    "doubles": "return np.array(Image.open(p + '/a.jpg')) / 255",
+    "torch": "return torch.from_numpy(np.array(Image.open(p + '/a.jpg'))).permute(2, 0, 1).float().div(255)",
+    "several lines": """\
+        pixels = np.array(Image.open(p + '/a.jpg')).astype(np.float32) / 255
+        pixels = (pixels - MEAN) / STD
+        return pixels.transpose(2, 0, 1)""",
+    "an attribute": "return (np.array(Image.open(p + '/a.jpg')).astype('float32') - self.mean) / self.std",
+}
+
+
+@pytest.mark.parametrize("case", FLOATS)
+def test_the_loop_can_convert_to_floating_point(files, case):
+    head = """\
+        import numpy as np, torch
+        from PIL import Image
+        MEAN, STD = np.float32([0.4, 0.5, 0.6]), np.float32([0.1, 0.2, 0.3])
+        class Pictures:
+            mean, std = MEAN, np.float32([10, 20, 30])
+            def get(self, p):
+        """
+    body = textwrap.indent(textwrap.dedent(FLOATS[case]), " " * 8)
+    owner = defined(files, f"{textwrap.dedent(head)}{body}\nf = Pictures()\n")
+    function = type(owner).get
+    found = proposals("float-in-workers", function, owner=owner)
+    assert found
+    expected = torch.as_tensor(owner.get(str(files)))
+    equal = []
+    for proposal in found:
+        made = torch.as_tensor(rewritten(function, proposal)(owner, str(files)))
+        assert made.dtype == torch.uint8
+        try:
+            value = eval(proposal.loop, {**function.__globals__, "dataset": owner, "batch": made[None]})[0]
+        except RuntimeError:  # the channels come last
+            continue
+        equal.append(value.dtype == expected.dtype and torch.allclose(value, expected, atol=1e-5))
+    assert any(equal)
+
+
+class Tokenizer:
+    """Stands for a tokenizer of transformers."""
+
+    def __call__(self, text, add=0):
+        if isinstance(text, list):
+            rows = [self(one, add=add) for one in text]
+            return {"ids": [row["ids"] for row in rows], "length": np.array([row["length"] for row in rows])}
+        return {"ids": [ord(letter) + add for letter in text], "length": len(text)}
+
+    def batch_decode(self):
+        raise NotImplementedError
+
+
+def test_a_tokenizer_is_called_once_for_a_batch(tmp_path):
+    source = """\
+        class Texts:
+            def __init__(self, tokenizer):
+                self.tokenizer = tokenizer
+                self.rows = [("é" * n, n) for n in range(9)]
+            def __getitem__(self, i):
+                text, label = self.rows[i]
+                encoded = self.tokenizer(
+                    text, add=2,
+                )
+                return encoded["ids"], label
+        f = Texts
+        """
+    owner = defined(tmp_path, source)(Tokenizer())
+    function = type(owner).__getitem__
+    (proposal,) = proposals("tokenizer", function, owner=owner)
+    names = dict(function.__globals__)
+    exec(proposal.helper, names)
+    exec(proposal.code, names)
+    assert names["__getitems__"](owner, [3, 5, 0]) == [owner[3], owner[5], owner[0]]
+    assert proposals("tokenizer", function) == [], "without its owner it is not known what is called"
+
+
+def test_a_lock_is_held_only_for_what_is_shared(tmp_path):
+    source = """\
+        class Records:
+            def get(self, i):
+                with self.lock:
+                    self.file.seek(i)
+                    data = self.file.read(1)
+                    # decoding needs no lock
+                    value = data * 2
+                    return value
+        class Whole(Records):
+            def get(self, i):
+                with self.lock:
+                    return self.file.read(i)
+        f = Records, Whole
+        """
+    records, whole = defined(tmp_path, source)
+    owner = records()
+    owner.lock, owner.file = threading.Lock(), io.BytesIO(b"abc")
+    (proposal,) = proposals("lock-held", records.get, owner=owner)
+    assert "        data = self.file.read(1)\n    value = data * 2\n    return value\n" in proposal.code
+    assert rewritten(records.get, proposal)(owner, 1) == b"bb"
+    owner = whole()
+    owner.lock, owner.file = threading.Lock(), io.BytesIO(b"abc")
+    (proposal,) = proposals("lock-held", whole.get, owner=owner)
+    assert not proposal.code
+    assert proposal.untried
+
+
+def test_a_long_list_of_objects_is_named_but_not_tried():
+    class Rows:
+        def __init__(self, count):
+            self.rows = [{"number": number} for number in range(count)]
+
+        def __getitem__(self, index):
+            return self.rows[index]
+
+    short = Rows(10)
+    assert proposals("python-objects", Rows.__getitem__, owner=short) == []
+    (proposal,) = proposals("python-objects", Rows.__getitem__, owner=Rows(100_000))
+    assert "self.rows has 100,000 Python objects" in proposal.why
+    assert "nbloader.share(self.rows)" in proposal.instead
+    assert proposal.untried
+
+
+def test_threads_of_linear_algebra_need_a_package(tmp_path, monkeypatch):
+    import importlib.util
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    function = defined(tmp_path, "import numpy as np\ndef f(p):\n    return np.linalg.inv(p) @ p")
+    (proposal,) = proposals("blas-threads", function)
+    assert proposal.package == "threadpoolctl"
+    assert proposal.saves == "threads"
+
+
+def test_a_connection_is_kept_open(tmp_path):
+    pytest.importorskip("requests")
+    connections = set()
+
+    class Server(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self):
+            connections.add(self.client_address)
+            self.send_response(200)
+            self.send_header("Content-Length", "2")
+            self.end_headers()
+            self.wfile.write(b"ok")
+
+        def log_message(self, *_args):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        function = defined(tmp_path, "import requests\ndef f(url):\n    return requests.get(url, timeout=9).content")
+        (proposal,) = proposals("connection-each-time", function)
+        new = rewritten(function, proposal)
+        url = f"http://127.0.0.1:{server.server_port}/"
+        assert [function(url) for _ in range(3)] == [new(url) for _ in range(3)] == [b"ok"] * 3
+        assert len(connections) == 4
+        function.__globals__["session_of"](os.getpid()).close()
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def test_a_dataset_of_hdf5_is_read_into_memory_once(tmp_path):
+    h5py = pytest.importorskip("h5py")
+    path = str(tmp_path / "x.h5")
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", data=np.arange(40).reshape(10, 4), chunks=(10, 4), compression="gzip")
+    source = "import h5py\ndef f(p):\n    with h5py.File(p) as file:\n        return file['x'][3]"
+    function = defined(tmp_path, source)
+    (proposal,) = proposals("hdf5-chunks", function)
+    assert "chunks=(1, ...)" in proposal.instead
+    assert difference(function(path), rewritten(function, proposal)(path)).equal
+
+
+def test_what_is_the_same_in_each_epoch_is_cached_if_there_is_memory_for_it(tmp_path):
+    source = """\
+        import json
+        class Records:
+            path = "x"
+            def __init__(self):
+                self.files = ["a", "b"]
+            def load(self, path):
+                return path
+            def __getitem__(self, i):
+                first = json.loads(self.files[i] + str(i))
+                second = self.load(i)
+                return first, second
+        f = Records
+        """
+    owner = defined(tmp_path, source)()
+    function = type(owner).__getitem__
+    (proposal,) = proposals("same-each-epoch", function, owner=owner, facts=Facts(samples=1000, nbytes=50_000))
+    assert "50.0 MB" in proposal.instead
+    assert (
+        "@nbloader.cached\ndef same_each_epoch(files, i):\n    return json.loads(files[i] + str(i))" in proposal.helper
+    )
+    assert "first = same_each_epoch(self.files, i)" in proposal.code
+    assert proposals("same-each-epoch", function, owner=owner, facts=Facts(samples=10**9, nbytes=10**6)) == []
+
+
+def test_a_loader_of_a_library_is_looked_at_if_users_can_pass_their_own(tmp_path, monkeypatch):
+    folder = tmp_path / "site-packages" / "torchvision" / "datasets"
+    folder.mkdir(parents=True)
+    text = """\
+from PIL import Image
+
+def pil_loader(path):
+    with open(path, "rb") as f:
+        img = Image.open(f)
+        return img.convert("RGB")
+"""
+    (folder / "folder.py").write_text(text, encoding="utf-8")
+    module = types.ModuleType("torchvision.datasets.folder")
+    module.__file__ = str(folder / "folder.py")
+    exec(compile(text, module.__file__, "exec"), module.__dict__)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    line = CodeLine(module.__file__, "pil_loader", 6)
+    inner = CodeLine("/x/site-packages/PIL/ImageFile.py", "load", 300)
+    hot = find_hot_lines(
+        (StackCount((line, inner), 80, 5), StackCount((CodeLine(__file__, "f", 3), line, inner), 15, 0)),
+        profiling=True, is_library=lambda file: file != __file__, source=lambda *_: "", place=lambda *_: "there",
+    )  # fmt: skip
+    samples = Samples(object(), None, (), iterable=False, facts=Facts((50, 40)))
+    (found,) = search(hot, samples, run=None, predict=None)
+    assert found.name == "full-size-jpeg"
+    assert found.line.share == pytest.approx(0.85)
+    assert "opened.draft('RGB', (100, 80))" in found.code.replace('"', "'")
+    assert "Pass it: ImageFolder(..., loader=pil_loader)." in str(found)
+
+
+# ---- pictures -------------------------------------------------------------------------------------------------------
+
+
+def decoded(png):
+    return np.asarray(Image.open(io.BytesIO(png)))
+
+
+@pytest.mark.parametrize("make", [np.asarray, torch.as_tensor])
+def test_the_picture_that_differs_most_is_drawn(make):
+    before = np.random.default_rng(0).integers(0, 200, (3, 20, 30, 3)).astype(np.uint8)
+    after = before.copy()
+    after[1] += 5
+    after[0, :, :10] += 1
+    found = pictures_of({"x": make(before), "y": 1}, {"x": make(after), "y": 1})
+    assert np.array_equal(decoded(found.before), before[1])
+    assert np.array_equal(decoded(found.after), after[1])
+    assert (decoded(found.difference) == 255).all()
+    assert pictures_of(make(before), make(before)) is None
+    assert pictures_of([1.0], [2.0]) is None
+
+
+def test_large_pictures_and_floats_are_drawn_in_a_limited_size():
+    before = np.random.default_rng(0).normal(size=(3, 700, 900)).astype(np.float32)
+    found = pictures_of((before, "x"), (before * 1.1, "x"))
+    assert decoded(found.before).shape == (234, 300, 3)
+    assert size_of(before) == (900, 700)
+    assert size_of(np.zeros((3, 700))) is None
 
 
 # ---- differences ----------------------------------------------------------------------------------------------------
@@ -352,7 +758,7 @@ def test_a_remedy_is_tried_on_the_samples_and_nothing_is_changed(archive):
     code = Archive.__getitem__.__code__
     with nbloader.DataLoader(archive, batch_size=8, num_workers=1) as loader:
         found = profiled(loader).remedies(samples=10)
-        (only,) = found
+        only = found[0]
         assert only.name == "read-each-time"
         assert only.gain > 2
         assert only.difference.equal
@@ -361,6 +767,10 @@ def test_a_remedy_is_tried_on_the_samples_and_nothing_is_changed(archive):
         text, html = str(found), found._repr_html_()
         for part in ("Tried on", "the samples are equal", "kept_load", only.line.place):
             assert part in text
+        assert [one.name for one in found] == ["read-each-time", "same-each-epoch"], "a cache comes last"
+        assert found[1].gain > 2
+        assert found[1].difference.equal
+        assert "from the second epoch on" in text
         for part in ("<table>", "kept_load", f"{only.gain:.1f} x"):
             assert part in html
         listed = loader.remedies(samples=0)
@@ -433,3 +843,76 @@ def test_a_collate_function_is_tried_on_whole_batches():
     assert found[0].samples % 20 == 0
     assert found[0].gain > 2
     assert found[0].difference.equal
+
+
+def test_a_dataset_with_few_samples_is_tried_on_what_it_has(archive):
+    few = torch.utils.data.Subset(archive, [3])
+    with nbloader.DataLoader(few, batch_size=8, num_workers=1) as loader:
+        loader.profile_lines()
+        for _ in range(400):
+            for _batch in loader:
+                pass
+            if loader.hot_lines().samples >= 5:
+                break
+        (only,) = (one for one in loader.remedies() if one.name == "read-each-time")
+    assert only.samples == 1
+    assert only.difference.equal
+
+
+def test_a_search_beside_a_running_epoch_changes_nothing(archive):
+    few = torch.utils.data.Subset(archive, range(60))
+    torch.manual_seed(3)
+    with nbloader.DataLoader(few, batch_size=8, num_workers=1, shuffle=True) as loader:
+        expected = [[batch.clone() for batch in loader] for _ in range(3)]
+    torch.manual_seed(3)
+    steps, found = [], []
+    with nbloader.DataLoader(few, batch_size=8, num_workers=1, shuffle=True) as loader:
+        loader.profile_lines()
+        first = [batch.clone() for batch in loader]
+        searching = threading.Thread(
+            target=lambda: found.append(loader.remedies(10, report=lambda *step: steps.append(step)))
+        )
+        states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
+        searching.start()
+        searching.join()
+        assert torch.equal(states[0], torch.get_rng_state())
+        assert states[1] == random.getstate()
+        assert np.array_equal(states[2], np.random.get_state()[1])
+        searching = threading.Thread(target=lambda: found.append(loader.remedies(10)))
+        searching.start()
+        later = [[batch.clone() for batch in loader] for _ in range(2)]
+        searching.join()
+    for batches, same in zip(expected, [first, *later], strict=True):
+        assert all(torch.equal(*pair) for pair in zip(batches, same, strict=True))
+    assert [one[0].name for one in found] == ["read-each-time"] * 2
+    assert steps == [(name, number, len(steps)) for number, (name, _n, _m) in enumerate(steps)]
+    assert steps[0][0] == "read-each-time"
+
+
+class Shown:
+    """Photographs that are decoded at their full size."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __len__(self):
+        return 100
+
+    def __getitem__(self, index):
+        picture = Image.open(self.path).convert("RGB").resize((60, 40))
+        return np.array(picture), float(index)
+
+
+def test_pictures_that_differ_are_shown_beside_each_other(files):
+    photo = files / "a.jpg"
+    pixels = np.random.default_rng(0).integers(0, 256, (600, 800, 3)).astype(np.uint8)
+    Image.fromarray(pixels).save(photo)
+    with nbloader.DataLoader(Shown(str(photo)), batch_size=4, num_workers=1) as loader:
+        found = profiled(loader).remedies(10)
+    (jpeg,) = (one for one in found if one.name == "full-size-jpeg")
+    assert not jpeg.difference.equal
+    assert decoded(jpeg.pictures.before).shape == (40, 60, 3)
+    assert jpeg.code.count("draft") == 1
+    html = found._repr_html_()
+    assert html.count("data:image/png;base64,") == 3
+    assert re.search(r"difference, [\d.]+ x as bright", html)

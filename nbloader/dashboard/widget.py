@@ -97,6 +97,8 @@ class Dashboard:
             afterwards=self._write_static_if_due,
             finish=self._finish,
         )
+        for panel in self._feed.panels:
+            panel.changed = self._publisher.wake
         # The return values are not kept, because they may hold the loader. Both registrations end with the loader.
         loader.events.subscribe(self._on_event)
         loader.on_wait(self._in_the_loop)

@@ -34,9 +34,8 @@ from html import escape
 from typing import TYPE_CHECKING, NamedTuple
 
 from nbloader._util.format import number, percent, text_table
-from nbloader.diagnose.causes import BY_NAME, CORES_TAKEN, PICKLE
+from nbloader.diagnose.causes import BY_NAME, CORES_TAKEN, LOCK, PICKLE
 from nbloader.diagnose.causes.interpreter_lock import INTERPRETER_LOCK
-from nbloader.diagnose.causes.lock import LOCK
 from nbloader.diagnose.without_line import LineTime, gain_without
 from nbloader.diagnose.work import CONTENDED, core_wait, split_work, taken_by_others
 from nbloader.metrics.evidence import MachineLoad
@@ -131,6 +130,8 @@ class CostChange:
     """CPU time of a sample that comes from the cache, seconds."""
     line: LineTime | None = None
     """A line of code that is assumed to take no time."""
+    unlocks: bool = False
+    """Whether that line is one at which workers wait for a lock."""
     threads: bool = False
     """Whether the workers become threads instead of processes."""
     transport: bool = True
@@ -668,7 +669,8 @@ def _interval(ratios: Sequence[float], error: float) -> _Interval:
 def _unmodeled(cause: str, change: CostChange, samples: float, e: Evidence) -> str:
     """Why there can be no prediction, regardless of the replay; "" if there may be one."""
     limit = BY_NAME.get(cause)  # a verdict may also be a state of the loader
-    if limit is not None and limit.unmodeled and not (limit is PICKLE and change.removes_pickling):
+    removed = (limit is PICKLE and change.removes_pickling) or (limit is LOCK and change.unlocks)
+    if limit is not None and limit.unmodeled and not removed:
         return limit.unmodeled
     if core_wait(e) >= CONTENDED and taken_by_others(e):  # whatever the cause: more workers would wait, too
         return CORES_TAKEN.unmodeled

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nbloader._util.format import clean
+from nbloader._util.png import png
 from nbloader.explorer.kinds import Context, Kind
-from nbloader.explorer.pictures import Picture, Pixels, png
+from nbloader.explorer.pictures import Picture, Pixels
 from nbloader.explorer.texts import joined
 
 

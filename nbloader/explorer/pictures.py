@@ -1,18 +1,14 @@
-"""Converts arrays to pictures: which axes are rows, columns and channels, how values become brightness, PNG.
-
-PNG files are encoded here: Pillow is not required, and pixels are exact.
-"""
+"""Converts arrays to pictures: which axes are rows, columns and channels, and how values become brightness."""
 
 from __future__ import annotations
 
-import struct
-import zlib
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nbloader._util.format import number
+from nbloader._util.png import png
 from nbloader.explorer.values import CARD_ELEMENTS, figures_of, thinned, unit_range
 
 Layout: TypeAlias = Literal["HW", "HWC", "CHW"]
@@ -182,27 +178,3 @@ def to_rgb(array: NDArray[Any], layout: Layout, side: int) -> Pixels | None:
         return None
     image = converted[0]
     return np.repeat(image, 3, axis=2) if image.shape[2] == 1 else image[:, :, :3].copy()
-
-
-_COLOR_TYPES = {1: 0, 2: 4, 3: 2, 4: 6}
-"""PNG's color type by the number of channels."""
-
-
-def png(image: Pixels) -> bytes:
-    """Encode a picture.
-
-    Args:
-        image: An array of height, width and 1 to 4 channels.
-    """
-    height, width, channels = image.shape
-    lines = np.zeros((height, width * channels + 1), np.uint8)
-    flat = np.ascontiguousarray(image).reshape(height, width * channels)
-    lines[:, 1:] = flat
-    if height > 1:  # differences to the line above compress better
-        lines[1:, 0] = 2
-        lines[1:, 1:] = flat[1:] - flat[:-1]
-    header = struct.pack(">IIBBBBB", width, height, 8, _COLOR_TYPES[channels], 0, 0, 0)
-    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes(), 4)), (b"IEND", b""))
-    return b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in chunks
-    )

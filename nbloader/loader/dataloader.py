@@ -82,7 +82,7 @@ if TYPE_CHECKING:
 
     from nbloader.dashboard import Dashboard
     from nbloader.dashboard.page import Report
-    from nbloader.diagnose.what_if import Prediction
+    from nbloader.diagnose.what_if import LineTime, Prediction
     from nbloader.explorer.widget import Explorer
     from nbloader.loader.config import Workers
     from nbloader.loader.tuning import Tuning
@@ -939,8 +939,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """
         return self._parts.monitor.lines.result()
 
-    def remedies(self, samples: int = 30) -> Remedies:
-        """Find out what to write instead of the slowest lines, and try it on samples; `print` the result.
+    def remedies(self, samples: int = 30, *, report: Callable[[str, int, int], object] | None = None) -> Remedies:
+        """Find out what to write instead of the slowest lines, and try it on samples; `print` the result. Thread-safe.
 
         Looks at the slowest lines of `hot_lines()`. What is known for such a line is tried in a worker process of its
         own, with the function rewritten there: the same samples are produced by the present and by the rewritten code,
@@ -949,6 +949,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
         Args:
             samples: Number of samples on which to try; 0 to list what is known without trying it.
+            report: Called before each trial, with its name, its number from 0, and the number of trials.
 
         Returns:
             For each remedy: the line, why it is slow, the code to paste, the time per sample before and after, how much
@@ -959,20 +960,26 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """
         if samples < 0:
             raise ValueError(f"samples must be at least 0, not {samples}")
-        from nbloader.loader.remedy_search import TRIAL_TIMEOUT, Samples, indices_of, search
+        from nbloader.loader.remedy_search import TRIAL_TIMEOUT, Samples, Scout, as_it_is, search
 
-        size = self.batch_size or 1
-        indices = (
-            indices_of(self.dataset, self._index_sampler, samples, size) if not self._is_iterable else range(samples)
-        )
+        def run(trial: Any) -> Any:  # a generator of its own, so that nothing is drawn from the global one
+            return DataLoader(
+                trial, batch_size=None, num_workers=1, collate_fn=as_it_is, timeout=TRIAL_TIMEOUT,
+                generator=torch.Generator(),
+            )  # fmt: skip
+
+        def predict(saved: LineTime, change: str, *, unlocks: bool) -> Prediction:
+            return self._parts.monitor.what_if_cheaper(
+                saved, change, self._model_arguments(), iterated=self._parts.iterations > 0, unlocks=unlocks
+            )
+
         collate_fn = self.collate_fn if self._auto_collation else None
-        return search(
-            self.hot_lines(), Samples(self.dataset, collate_fn, indices, self._is_iterable, size),
-            run=lambda trial: list(DataLoader(trial, batch_size=None, num_workers=1, timeout=TRIAL_TIMEOUT)),
-            predict=lambda saved, change: self._parts.monitor.what_if_cheaper(
-                saved, change, self._model_arguments(), iterated=self._parts.iterations > 0
-            ),
-        )  # fmt: skip
+        tried = Samples(self.dataset, collate_fn, (), self._is_iterable, self.batch_size or 1)
+        hot = self.hot_lines()
+        if samples and hot.lines:
+            ((indices, facts),) = run(Scout(tried, self._index_sampler, samples))
+            tried = tried._replace(indices=indices, facts=facts)
+        return search(hot, tried, run, predict, report)
 
     def tune(
         self,

@@ -281,7 +281,9 @@ class Monitor:
         )
         return self._predict(s, changed, given, change, self._cost_change(changed, given, s))
 
-    def what_if_cheaper(self, saved: LineTime, change: str, given: dict[str, Any], *, iterated: bool) -> Prediction:
+    def what_if_cheaper(
+        self, saved: LineTime, change: str, given: dict[str, Any], *, iterated: bool, unlocks: bool = False
+    ) -> Prediction:
         """Predict the rate if the workers spent less time.
 
         Args:
@@ -289,8 +291,10 @@ class Monitor:
             change: Description of the change.
             given: Current values of all arguments that the model of the loader uses.
             iterated: Whether an epoch has ever been started.
+            unlocks: Whether what is saved are waits for a lock.
         """
-        return self._predict(self._snapshot(iterated=iterated), {}, given, change, CostChange(line=saved))
+        costs = CostChange(line=saved, unlocks=unlocks)
+        return self._predict(self._snapshot(iterated=iterated), {}, given, change, costs)
 
     def _cost_change(self, changed: dict[str, Any], given: dict[str, Any], s: Snapshot) -> CostChange | str:
         """Return how a change affects the cost of batches, or a text that says why that cannot be predicted."""

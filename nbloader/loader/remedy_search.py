@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
 
-import numpy as np
-
+from nbloader._util.code_places import is_library, place_of, source_line
 from nbloader.diagnose.what_if import Prediction
 from nbloader.diagnose.without_line import LineTime
 from nbloader.errors import NbloaderError
+from nbloader.events.stack_samples import CodeLine, StackCount
 from nbloader.metrics.hot_lines import HotLine, HotLines
+from nbloader.remedies.difference import array_of
 from nbloader.remedies.kinds import REMEDIES
+from nbloader.remedies.pictures import size_of
 from nbloader.remedies.remedy import Proposal
 from nbloader.remedies.results import Remedies, RemedyResult, best_of, summed
-from nbloader.remedies.site import locate
+from nbloader.remedies.site import NO_FACTS, Facts, Site, locate, replaceable
 from nbloader.remedies.trial import Trial
-from nbloader.workers.in_process import private_generators
 
 MIN_SHARE = 0.05
 """Lines with a smaller share of the workers' time are not looked at."""
@@ -27,16 +28,27 @@ LINES = 5
 """Maximum number of lines that are looked at."""
 GROUP = 5
 """Number of samples that are measured together."""
-MIN_GAIN = 1.1
-"""A remedy that gains less, or loses, is not shown."""
-PICTURE_CHANNELS = (1, 3, 4)
 TRIAL_TIMEOUT = 60.0
 """Seconds that one measurement may take."""
 
-RunTrial = Callable[[Trial], "list[Any]"]
-"""Runs a trial in a spare worker, and returns its measurements."""
-Predict = Callable[[LineTime, str], Prediction]
-"""Predicts the rate of the loop from the shares of the workers' time that are saved, and the name of the change."""
+Run = Callable[[Any], "Iterable[Any]"]
+"""Runs a dataset, such as a trial, in a spare worker, and returns its items."""
+Report = Callable[[str, int, int], object]
+"""Is called before each trial, with its name, its number from 0, and the number of trials."""
+
+
+class Predict(Protocol):
+    """Predicts the rate of the loop."""
+
+    def __call__(self, saved: LineTime, change: str, *, unlocks: bool) -> Prediction:
+        """Predict the rate.
+
+        Args:
+            saved: The shares of the workers' time that are saved.
+            change: The name of the change.
+            unlocks: Whether what is saved are waits for a lock.
+        """
+        ...
 
 
 class Samples(NamedTuple):
@@ -51,6 +63,12 @@ class Samples(NamedTuple):
     """Whether the dataset is iterable: then only the number of indices counts."""
     batch_size: int = 1
     """Number of samples in a batch."""
+    facts: Facts = NO_FACTS
+
+
+def as_it_is(item: Any) -> Any:
+    """Return the argument: what a trial returns is not converted."""
+    return item
 
 
 class Produce:
@@ -61,8 +79,8 @@ class Produce:
 
     def __call__(self, indices: Sequence[Any]) -> Any:
         """Return the samples, collated if the loader does that."""
-        dataset, collate_fn, _indices, iterable, _size = self._samples
-        if iterable:
+        dataset, collate_fn = self._samples.dataset, self._samples.collate_fn
+        if self._samples.iterable:
             fetched = list(itertools.islice(iter(dataset), len(indices)))
         elif hasattr(dataset, "__getitems__"):
             fetched = dataset.__getitems__(list(indices))
@@ -71,65 +89,172 @@ class Produce:
         return fetched if collate_fn is None else collate_fn(fetched)
 
 
-def search(hot: HotLines, samples: Samples, run: RunTrial, predict: Predict) -> Remedies:
+@dataclass(frozen=True)
+class Scout:
+    """A dataset with one item: the samples on which to try, and what is known about them.
+
+    It runs in the spare worker: samplers and datasets draw random numbers, and those of the notebook stay as they are.
+
+    Args:
+        samples: The samples; their indices are drawn here.
+        sampler: What yields dataset indices if the dataset has no length.
+        count: Number of samples on which to try.
+    """
+
+    samples: Samples
+    sampler: Any
+    count: int
+
+    def __len__(self) -> int:
+        """Return 1."""
+        return 1
+
+    def __getitem__(self, position: int) -> tuple[list[Any], Facts]:
+        """Return the dataset indices on which to try, and the facts."""
+        if position:
+            raise IndexError(position)
+        dataset, batch_size = self.samples.dataset, self.samples.batch_size
+        if self.samples.iterable:
+            return list(range(self.count)), NO_FACTS
+        indices = indices_of(dataset, self.sampler, self.count, batch_size)
+        try:
+            samples = len(dataset)
+        except TypeError:
+            samples = 0
+        try:
+            sample = Produce(self.samples._replace(collate_fn=None))(indices[:1])[0]
+        except Exception:  # noqa: BLE001 - the sample is broken, which its epoch has said
+            return indices, Facts(samples=samples)
+        parts = [part for part in _parts(sample) if array_of(part) is not None]
+        pictures = [size for part in parts if (size := size_of(part)) is not None]
+        picture = max(pictures, key=lambda size: size[0] * size[1], default=None)
+        nbytes = sum(array.nbytes for part in parts if (array := array_of(part)) is not None)
+        return indices, Facts(picture, samples, nbytes)
+
+
+class _Found(NamedTuple):
+    """What a remedy proposes for a line."""
+
+    site: Site
+    name: str
+    proposals: list[Proposal]
+
+
+def search(hot: HotLines, samples: Samples, run: Run, predict: Predict, report: Report | None = None) -> Remedies:
     """Return the remedies for the slowest lines, best first.
 
     Args:
         hot: The lines.
         samples: The samples on which to try; their number is 0 if nothing is tried.
-        run: See `RunTrial`.
+        run: See `Run`.
         predict: See `Predict`.
+        report: See `Report`.
     """
-    lines = [line for line in hot if line.line and line.share >= MIN_SHARE][:LINES]
+    lines = [line for line in (*hot, *_of_libraries(hot)) if line.line and line.share >= MIN_SHARE]
     if not lines:
         return Remedies((), str(hot) if not hot.lines else f"No line of your code takes {MIN_SHARE:.0%} of the time.")
+    lines.sort(key=lambda line: -line.share)
+    known = _known(lines, samples)
+    tried = []
+    for number, found in enumerate(known):
+        if report is not None:
+            report(found.name, number, len(known))
+        one = _tried(found, samples, run)
+        if one.proposal.saves == "lock":
+            one = replace(one, locked=_lock_wait(hot, one.line))
+        tried.append(_predicted(one, hot, predict))
+    shown = sorted((one for one in tried if one.helps), key=_rank)
+    if not known:
+        note = f"No remedy is known for {lines[0].place}: {lines[0].source or lines[0].function}"
+    else:
+        note = "" if shown else _no_gain(tried)
+    return Remedies(shown, note)
+
+
+def _rank(found: RemedyResult) -> tuple[bool, bool, float]:
+    """Sort what was tried first, and a cache, which takes memory, last of that."""
+    return not found.samples, found.proposal.saves == "later", -found.gain
+
+
+def _known(lines: Sequence[HotLine], samples: Samples) -> list[_Found]:
+    """Return what is known for the lines."""
     roots = [part for part in (samples.dataset, samples.collate_fn) if part is not None]
-    picture = _picture(samples)
-    found: list[RemedyResult] = []
-    seen: set[str] = set()  # two lines of a function may lead to the same code
-    for line in lines:
-        site = locate(line, roots, picture)
-        if site is None:
-            continue
+    sites = [site for line in lines if (site := locate(line, roots, samples.facts)) is not None][:LINES]
+    found = []
+    seen: set[tuple[str, str]] = set()  # two lines of a function may lead to the same code
+    for site in sites:
         for remedy in REMEDIES:
-            proposals = [proposal for proposal in remedy.propose(site) if proposal.code not in seen]
-            seen.update(proposal.code for proposal in proposals)
+            proposals = []
+            for proposal in remedy.propose(site):
+                key = proposal.code or proposal.why, proposal.helper
+                if key not in seen:
+                    seen.add(key)
+                    proposals.append(proposal._replace(instead=proposal.instead + site.paste))
             if proposals:
-                found.append(_tried(line, remedy.name, proposals, samples, run))
-    shown = [
-        _predicted(one, hot, predict)
-        for one in found
-        if not one.samples or (one.gain >= MIN_GAIN and not one.difference.problem)
-    ]
-    note = f"No remedy is known for {lines[0].place}: {lines[0].source}" if not found else _no_gain(found)
-    return Remedies(sorted(shown, key=lambda one: -one.gain), note)
+                found.append(_Found(site, remedy.name, proposals))
+    return found
+
+
+def _of_libraries(hot: HotLines) -> list[HotLine]:
+    """Return the lines of functions of libraries for which users can pass their own ones (`REPLACEABLE`).
+
+    They have the samples in which no line of the user's code was on the stack.
+    """
+    found: dict[CodeLine, list[StackCount]] = {}
+    for count in hot.stacks:
+        line = replaceable(count.stack)
+        if line is not None and all(is_library(part.file) for part in count.stack):
+            found.setdefault(line, []).append(count)
+    whole = sum(count.computing + count.waiting for count in hot.stacks) or 1.0
+    lines = []
+    for line, counts in found.items():
+        computing, waiting = sum(count.computing for count in counts), sum(count.waiting for count in counts)
+        lines.append(
+            HotLine(
+                share=(computing + waiting) / whole, computing=computing / whole, waiting=waiting / whole,
+                total=(computing + waiting) / whole, source=source_line(line.file, line.line),
+                place=place_of(line.file, line.line), function=line.function, file=line.file, line=line.line,
+            )
+        )  # fmt: skip
+    return lines
 
 
 def _predicted(found: RemedyResult, hot: HotLines, predict: Predict) -> RemedyResult:
     """Add the prediction of the loop's rate: the samples take less of the workers' time, in this proportion."""
-    if not found.samples or not found.before.seconds:
+    if not found.samples or not found.before.seconds or found.proposal.saves == "threads":
         return found
+    if found.proposal.saves == "lock":
+        saved = LineTime(0.0, found.locked, hot.samples)
+        return replace(found, prediction=predict(saved, found.name, unlocks=True))
     whole = found.before.seconds
     computing = (found.before.computing - found.after.computing) / whole
     waiting = (found.before.waiting - found.after.waiting) / whole
     saved = LineTime(max(0.0, computing), max(0.0, waiting), hot.samples)
-    return replace(found, prediction=predict(saved, found.name))
+    return replace(found, prediction=predict(saved, found.name, unlocks=False))
 
 
-def _no_gain(found: Sequence[RemedyResult]) -> str:
-    tried = ", ".join(f"{one.name} ({one.gain:.2f} x, {one.difference})" for one in found)
-    return f"What is known for these lines gains nothing here: {tried}."
+def _lock_wait(hot: HotLines, line: HotLine) -> float:
+    """Return the share of the workers' time in which they wait at `with lock:` of a line's function."""
+    here = [one for one in hot if (one.file, one.function) == (line.file, line.function)]
+    return sum(one.waiting for one in here if one.source.startswith("with "))
 
 
-def _tried(line: HotLine, name: str, proposals: Sequence[Proposal], samples: Samples, run: RunTrial) -> RemedyResult:
-    if not samples.indices:
-        return RemedyResult(line, name, proposals[0])
+def _no_gain(tried: Sequence[RemedyResult]) -> str:
+    names = ", ".join(f"{one.name} ({one.gain:.2f} x, {one.difference})" for one in tried)
+    return f"What is known for these lines gains nothing here: {names}."
+
+
+def _tried(found: _Found, samples: Samples, run: Run) -> RemedyResult:
+    line, name, proposals = found.site.line, found.name, found.proposals
+    untried = proposals[0].untried
+    if not samples.indices or untried:
+        return RemedyResult(line, name, proposals[0], problem=untried)
     roots = [part for part in (samples.dataset, samples.collate_fn) if part is not None]
     groups = _groups(line, samples)
     results = []
     for proposal in proposals:
         try:
-            measured = run(Trial(Produce(samples), roots, groups, line, proposal))
+            measured = list(run(Trial(Produce(samples), roots, groups, line, proposal)))
         except Exception as error:  # noqa: BLE001 - of the present code, too, or a worker that died
             kind = type(error).__name__
             results.append(RemedyResult(line, name, proposal, problem=f"{kind}: {error}"))
@@ -141,43 +266,25 @@ def _tried(line: HotLine, name: str, proposals: Sequence[Proposal], samples: Sam
 
 
 def _groups(line: HotLine, samples: Samples) -> list[Sequence[Any]]:
-    """Return the indices that are measured together: a few, or a whole batch for a line that collates."""
+    """Return the indices that are measured together: a few, or a whole batch for a line that collates.
+
+    The first group is for what is done once per process. If there is only one, because the dataset has few samples, it
+    serves for both.
+    """
     if samples.iterable:
         return [samples.indices, samples.indices]
     collates = samples.batch_size > GROUP and locate(line, [samples.dataset]) is None
-    size = samples.batch_size if collates else min(GROUP, samples.batch_size)
+    whole = collates or hasattr(samples.dataset, "__getitems__")
+    size = samples.batch_size if whole else min(GROUP, samples.batch_size)
     indices = samples.indices
-    return [indices[start : start + size] for start in range(0, len(indices), size)]
-
-
-def _picture(samples: Samples) -> tuple[int, int] | None:
-    """Read one sample, and return the width and height of its largest picture; None if it has none."""
-    if samples.iterable or not samples.indices:
-        return None
-    try:
-        with private_generators():
-            sample = Produce(samples._replace(collate_fn=None))(samples.indices[:1])[0]
-    except Exception:  # noqa: BLE001 - the sample is broken, which its epoch has said
-        return None
-    found = [size for part in _parts(sample) if (size := _size(part)) is not None]
-    return max(found, key=lambda size: size[0] * size[1], default=None)
+    groups = [indices[start : start + size] for start in range(0, len(indices), size)]
+    return groups if len(groups) > 1 else groups * 2
 
 
 def _parts(sample: Any) -> list[Any]:
     if isinstance(sample, dict):
         return list(sample.values())
     return list(sample) if isinstance(sample, (list, tuple)) else [sample]
-
-
-def _size(part: Any) -> tuple[int, int] | None:
-    if hasattr(part, "getbands"):  # a picture of PIL
-        return part.size  # type: ignore[no-any-return]
-    shape = tuple(getattr(part, "shape", ()))
-    if len(shape) != 3 or (not isinstance(part, np.ndarray) and not hasattr(part, "detach")):  # noqa: PLR2004
-        return None
-    if shape[0] in PICTURE_CHANNELS:
-        return shape[2], shape[1]
-    return (shape[1], shape[0]) if shape[2] in PICTURE_CHANNELS else None
 
 
 def indices_of(dataset: Any, sampler: Any, count: int, batch_size: int) -> list[Any]:
@@ -195,9 +302,8 @@ def indices_of(dataset: Any, sampler: Any, count: int, batch_size: int) -> list[
         length = len(dataset)
         drawn = random.Random(0).sample(range(length), min(count, length))  # noqa: S311 - not the global generator
     except TypeError:  # it has no length
-        with private_generators():
-            taken: list[Any] = []
-            for indices in itertools.islice(iter(sampler), count):
-                taken += indices if isinstance(indices, (list, tuple)) else [indices]
+        taken: list[Any] = []
+        for indices in itertools.islice(iter(sampler), count):
+            taken += indices if isinstance(indices, (list, tuple)) else [indices]
         return taken[:count]
     return sorted(drawn)

@@ -65,7 +65,7 @@ class Replayable(Protocol):
 class LoaderControl(Protocol):
     """Observes and controls a running loader. Every method is thread-safe.
 
-    Commands return at once; the thread of the loop executes them. Only `stack` blocks.
+    Commands return at once; the thread of the loop executes them. Only `stack` and `remedies` block.
     """
 
     events: EventBus
@@ -131,6 +131,14 @@ class LoaderControl(Protocol):
 
     def hot_lines(self) -> HotLines:
         """Return the lines that workers have executed, based on the samples so far. Takes a few milliseconds."""
+        ...
+
+    def remedies(self, *, report: Callable[[str, int, int], object] | None = None) -> Any:
+        """Try what could be written instead of the slowest lines, and return the remedies. Takes some seconds.
+
+        Args:
+            report: Called before each trial, with its name, its number from 0, and the number of trials.
+        """
         ...
 
     def explore(self) -> SampleView:

@@ -52,9 +52,9 @@ def difference(before: Any, after: Any, place: str = "the sample") -> Difference
     """
     if type(before) is not type(after):
         return Difference(problem=f"{place} is a {_kind(after)} instead of a {_kind(before)}")
-    array = _array(before)
+    array = array_of(before)
     if array is not None:
-        return _of_arrays(array, _array(after), before, after, place)
+        return _of_arrays(array, array_of(after), before, after, place)
     if isinstance(before, Mapping):
         if list(before) != list(after):
             return Difference(problem=f"{place} has the keys {list(after)} instead of {list(before)}")
@@ -75,7 +75,7 @@ def _kind(obj: Any) -> str:
     return type(obj).__name__
 
 
-def _array(obj: Any) -> np.ndarray[Any, Any] | None:
+def array_of(obj: Any) -> np.ndarray[Any, Any] | None:
     """Return an array, a tensor or a picture as an array; None if it is none of these."""
     if isinstance(obj, (bool, int, float, str, bytes)) or obj is None:
         return None

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 from nbloader.remedies.site import Site
+
+Gain: TypeAlias = Literal["time", "later", "threads", "lock"]
+"""What a change saves: time per sample; time per sample once it has been produced before ("later"); CPU time, because
+fewer threads compute ("threads"); or the workers' waits for a lock ("lock")."""
 
 
 class Proposal(NamedTuple):
@@ -20,6 +24,11 @@ class Proposal(NamedTuple):
     """Code to put before the function's class or before the function, which `code` uses; "" if there is none."""
     package: str = ""
     """Package that `code` needs and that is not installed; "" if there is none."""
+    loop: str = ""
+    """What the loop computes instead of the workers: an expression of `batch`, a tensor or array; "" if nothing."""
+    saves: Gain = "time"
+    untried: str = ""
+    """Why it cannot be tried, as part of a sentence; "" if it can."""
 
 
 class Remedy(Protocol):

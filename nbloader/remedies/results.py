@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -11,11 +12,14 @@ from nbloader._util.format import clean, duration, percent, plural
 from nbloader.diagnose.what_if import Prediction
 from nbloader.metrics.hot_lines import HotLine
 from nbloader.remedies.difference import EQUAL, Difference, largest
+from nbloader.remedies.pictures import Pictures
 from nbloader.remedies.remedy import Proposal
 from nbloader.remedies.trial import Cost, Measured
 
 CLOSE = 0.025
 """Values are close if they differ, on average, by at most this share of their range."""
+MIN_GAIN = 1.1
+"""A remedy that gains less, or loses, is not shown."""
 _SOURCE = 70
 NOTHING = Cost(0.0, 0.0)
 
@@ -41,11 +45,43 @@ class RemedyResult:
     """Why it could not be tried; "" if it was."""
     prediction: Prediction | None = None
     """What the loop's rate would be; None if it was not predicted."""
+    loop: float = 0.0
+    """Time per sample that the loop takes for what workers no longer compute, seconds; on this CPU."""
+    locked: float = 0.0
+    """Share of the workers' time in which they wait for the lock, if the remedy is about one."""
+    pictures: Pictures | None = None
+    """The picture that differs most; None if no picture differs."""
 
     @property
     def gain(self) -> float:
-        """How many times as fast a sample is produced; 0 if that was not measured."""
-        return self.before.seconds / self.after.seconds if self.samples and self.after.seconds else 0.0
+        """How many times as fast a sample is produced; 0 if that was not measured.
+
+        If fewer threads compute, it is the gain in CPU time. One worker alone does not wait for a lock: then it is the
+        predicted gain of the loop.
+        """
+        if not self.samples or not self.after.seconds:
+            return 0.0
+        if self.proposal.saves == "threads":
+            return self.before.computing / self.after.computing if self.after.computing else 0.0
+        if self.proposal.saves == "lock":
+            return self._speedup or 1 / max(0.1, 1 - self.locked)
+        return self.before.seconds / self.after.seconds
+
+    @property
+    def _speedup(self) -> float | None:
+        return None if self.prediction is None else self.prediction.speedup
+
+    @property
+    def helps(self) -> bool:
+        """Whether it gains something, or could not be tried, although it is known for the line."""
+        p = self.proposal
+        if not self.samples:
+            return not self.problem or not (p.loop or p.saves == "later")
+        if p.saves == "later" and not self.difference.equal:
+            return False  # it depends on random numbers
+        if p.loop and not self.keeps_values:
+            return False
+        return self.gain >= MIN_GAIN and not self.difference.problem
 
     @property
     def keeps_values(self) -> bool:
@@ -55,8 +91,9 @@ class RemedyResult:
 
     @property
     def code(self) -> str:
-        """The code to paste: what goes before the class or function, and the function."""
-        return "\n\n".join(part.strip("\n") for part in (self.proposal.helper, self.proposal.code) if part)
+        """The code to paste: what goes before the class or function, the function, and what the loop computes."""
+        loop = f"# in the loop: batch = {self.proposal.loop}" if self.proposal.loop else ""
+        return "\n\n".join(part.strip("\n") for part in (self.proposal.helper, self.proposal.code, loop) if part)
 
     def __str__(self) -> str:
         """The remedy with its measurement and the code."""
@@ -69,18 +106,39 @@ class RemedyResult:
         return "\n".join(lines)
 
     def measurement(self) -> str:
-        """What was measured, as a sentence."""
+        """What was measured, as sentences."""
         if not self.samples:
             return f"Not tried: {self.problem}." if self.problem else "Not tried."
-        text = (
-            f"Tried on {plural(self.samples, 'sample')}: {duration(self.before.seconds)} now, "
-            f"{duration(self.after.seconds)} instead ({self.gain:.1f} x); the samples are "
-            f"{'equal' if self.difference.equal else 'not equal: ' + str(self.difference)}."
-        )
-        if self.prediction is not None and self.prediction.speedup is not None:
+        same = "equal" if self.difference.equal else f"not equal: {self.difference}"
+        text = f"Tried on {plural(self.samples, 'sample')}: {self._times()}; the samples are {same}."
+        if self.proposal.loop:
+            text += f" The loop takes {duration(self.loop)} more per sample on the CPU, less on a GPU."
+        if self._speedup is not None and self.prediction is not None:
             p = self.prediction
             text += f" The loop would be {p.speedup:.2f} x as fast ({p.low:.2f} to {p.high:.2f})."
         return text
+
+    def cells(self) -> tuple[str, ...]:
+        """Return what a sample takes now and instead, the gain, the difference and the loop's gain; () if not tried."""
+        if not self.samples:
+            return ()
+        loop = "" if self._speedup is None else f"{self._speedup:.2f} x"
+        if self.proposal.saves == "lock":
+            return f"{percent(self.locked)} waiting for it", "", "", str(self.difference), loop
+        threads = self.proposal.saves == "threads"
+        before, after = (cost.computing if threads else cost.seconds for cost in (self.before, self.after))
+        return duration(before), duration(after), f"{self.gain:.1f} x", str(self.difference), loop
+
+    def _times(self) -> str:
+        """What a sample takes now and instead, with the gain."""
+        if self.proposal.saves == "lock":
+            waits = percent(self.locked)
+            return f"one worker alone does not wait for the lock, all together wait {waits} of their time"
+        threads = self.proposal.saves == "threads"
+        kind = " of CPU time" if threads else ""
+        before, after = (cost.computing if threads else cost.seconds for cost in (self.before, self.after))
+        later = " from the second epoch on" if self.proposal.saves == "later" else ""
+        return f"{duration(before)}{kind} now, {duration(after)} instead{later} ({self.gain:.1f} x)"
 
 
 class Remedies(Sequence[RemedyResult]):
@@ -124,31 +182,41 @@ class Remedies(Sequence[RemedyResult]):
 
 
 _COLUMNS = ("Line", "Why, and what instead", "Now", "Instead", "Gain", "Samples", "Loop")
+PICTURES = ("before", "after", "difference")
+"""Names of the pictures."""
 
 
 def _row(found: RemedyResult) -> str:
     line = found.line
     why = escape(f"{found.proposal.why} {found.proposal.instead}")
+    code = f"<details><summary>Code</summary><pre>{escape(found.code)}</pre></details>" if found.code else ""
     cells = [
         f"{percent(line.share)} <code>{escape(clean(line.source, _SOURCE))}</code><br>{escape(line.place)}",
-        f"{why}<details><summary>Code</summary><pre>{escape(found.code)}</pre></details>",
+        f"{why}{code}",
     ]
-    if found.samples:
-        p = found.prediction
-        cells += [
-            duration(found.before.seconds), duration(found.after.seconds), f"{found.gain:.1f} x",
-            escape(str(found.difference)), f"{p.speedup:.2f} x" if p is not None and p.speedup is not None else "",
-        ]  # fmt: skip
-        body = "".join(f'<td style="text-align:left">{cell}</td>' for cell in cells)
-    else:
-        body = "".join(f'<td style="text-align:left">{cell}</td>' for cell in cells)
+    cells += [escape(cell) for cell in found.cells()]
+    body = "".join(f'<td style="text-align:left">{cell}</td>' for cell in cells)
+    if not found.samples:
         body += f'<td colspan="5" style="text-align:left">{escape(found.measurement())}</td>'
-    return f"<tr>{body}</tr>"
+    shown = "".join(
+        f'<figure style="display:inline-block;margin:4px"><img alt="" src="data:image/png;base64,'
+        f'{b64encode(png).decode()}"><figcaption>{escape(name)}</figcaption></figure>'
+        for name, png in named_pictures(found)
+    )
+    return f"<tr>{body}</tr>" + (f'<tr><td colspan="7" style="text-align:left">{shown}</td></tr>' if shown else "")
+
+
+def named_pictures(found: RemedyResult) -> list[tuple[str, bytes]]:
+    """Return the names and the PNG files of the pictures; an empty list if there are none."""
+    if found.pictures is None:
+        return []
+    names = (*PICTURES[:2], f"{PICTURES[2]}, {found.pictures.brighter:.3g} x as bright")
+    return list(zip(names, found.pictures[:3], strict=True))
 
 
 def summed(line: HotLine, name: str, proposal: Proposal, measured: Sequence[Measured]) -> RemedyResult:
     """Sum up the measurements of a trial."""
-    problem = next((one.problem for one in measured if one.problem), "" if measured else "no sample could be read")
+    problem = next((one.problem for one in measured if one.problem), "" if measured else "the dataset has no samples")
     if problem:
         return RemedyResult(line, name, proposal, problem=problem)
     samples = sum(one.samples for one in measured)
@@ -159,7 +227,11 @@ def summed(line: HotLine, name: str, proposal: Proposal, measured: Sequence[Meas
         Cost(sum(cost.computing for cost in costs) / samples, sum(cost.waiting for cost in costs) / samples)
         for costs in ([one.before for one in measured], [one.after for one in measured])
     )
-    return RemedyResult(line, name, proposal, samples, before, after, apart)
+    drawn = [one.pictures for one in measured if one.pictures is not None]
+    return RemedyResult(
+        line, name, proposal, samples, before, after, apart, loop=sum(one.loop for one in measured) / samples,
+        pictures=max(drawn, key=lambda pictures: pictures.mean, default=None),
+    )  # fmt: skip
 
 
 def best_of(results: Sequence[RemedyResult]) -> RemedyResult:

@@ -1,6 +1,9 @@
 """A slow line in its function: what it calls, and the function with the line rewritten.
 
 HotLine -> locate() -> Site -> a remedy looks at its calls -> Site.rewritten() -> source of the function
+
+A lambda is looked at as the function that could be written instead of it. A function of a library is looked at if users
+can pass their own one in its place (`REPLACEABLE`).
 """
 
 from __future__ import annotations
@@ -12,14 +15,36 @@ import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
+from nbloader._util.attributes import attributes_of
+from nbloader.events.stack_samples import CodeLine
 from nbloader.metrics.hot_lines import HotLine
 from nbloader.workers.reachable import edges
 
 UNKNOWN: Any = object()
 """What a name refers to if that is only known while the function runs."""
+LAMBDA = "<lambda>"
+NAMED = "applied"
+"""Name of the function that is written instead of a lambda."""
+REPLACEABLE = {(str(Path("torchvision/datasets/folder.py")), "pil_loader"): "ImageFolder(..., loader={})"}
+"""Functions of libraries, as file and name, and how users can pass their own one instead."""
+
+
+class Facts(NamedTuple):
+    """What is known about the samples of a dataset."""
+
+    picture: tuple[int, int] | None = None
+    """Width and height of the largest picture in a sample; None if a sample has none."""
+    samples: int = 0
+    """Number of samples; 0 if it is not known."""
+    nbytes: int = 0
+    """Size of a sample's arrays, bytes."""
+
+
+NO_FACTS = Facts()
 
 
 class Edit(NamedTuple):
@@ -53,8 +78,17 @@ class Site:
     """The function. Line numbers count from 1 at the first line of `source`."""
     number: int
     """Number of the slow line in `source`, from 1."""
-    picture: tuple[int, int] | None = None
-    """Width and height of the largest picture in a sample; None if a sample has none."""
+    facts: Facts = NO_FACTS
+    owner: Any = None
+    """The object whose method the function is; None if there is none, or if it was not found."""
+
+    @property
+    def paste(self) -> str:
+        """Where to put the function if that is not where it stands now, as a sentence; otherwise ""."""
+        if self.function.__name__ == LAMBDA:
+            return f" Use {NAMED} in place of the lambda."
+        passed = _replaceable(self.line.file, self.line.function)
+        return f" Pass it: {passed.format(self.tree.name)}." if passed else ""
 
     @property
     def body(self) -> Iterator[ast.AST]:
@@ -99,10 +133,33 @@ class Site:
                 except ValueError:  # it is not assigned yet
                     return UNKNOWN
             return self.function.__globals__.get(node.id, getattr(builtins, node.id, UNKNOWN))
-        if isinstance(node, ast.Attribute):
-            owner = self.target(node.value)
-            return getattr(owner, node.attr, UNKNOWN) if isinstance(owner, (ModuleType, type)) else UNKNOWN
-        return UNKNOWN
+        return self._member(node) if isinstance(node, ast.Attribute) else UNKNOWN
+
+    def _member(self, node: ast.Attribute) -> Any:
+        """Return what an attribute of the method's object, or of a module or class, refers to."""
+        if self.owner is not None and isinstance(node.value, ast.Name) and node.value.id == self.instance:
+            return attributes_of(self.owner).get(node.attr, getattr(type(self.owner), node.attr, UNKNOWN))
+        owner = self.target(node.value)
+        return getattr(owner, node.attr, UNKNOWN) if isinstance(owner, (ModuleType, type)) else UNKNOWN
+
+    @property
+    def instance(self) -> str:
+        """The name of the method's first argument; "" if it has none."""
+        names = self.function.__code__.co_varnames[: self.function.__code__.co_argcount]
+        return names[0] if names else ""
+
+    def local(self, node: ast.AST) -> list[str]:
+        """Return the names in an expression that are variables of the function, in the order of their first use."""
+        own = {*self.function.__code__.co_varnames, *self.function.__code__.co_cellvars}
+        bound = {
+            name.id
+            for inner in ast.walk(node)
+            if isinstance(inner, ast.comprehension)
+            for name in ast.walk(inner.target)
+            if isinstance(name, ast.Name)
+        }
+        names = [inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)]
+        return [name for name in dict.fromkeys(names) if name in own and name not in bound]
 
     def module(self, module: str, name: str) -> Imported:
         """Return how to refer to a module.
@@ -167,20 +224,47 @@ def _named(target: str) -> Any:
     return getattr(sys.modules.get(module or "builtins"), name, UNKNOWN)
 
 
-def locate(line: HotLine, roots: Sequence[Any], picture: tuple[int, int] | None = None) -> Site | None:
+def locate(line: HotLine, roots: Sequence[Any], facts: Facts = NO_FACTS) -> Site | None:
     """Find the function that contains a line.
 
     Args:
         line: The line.
         roots: The dataset, the collate function and the like, from which the function is reachable.
-        picture: See `Site.picture`.
+        facts: What is known about the samples.
 
     Returns:
-        The line in its function; None if the function or its source is not found, or if it is a lambda.
+        The line in its function; None if the function or its source is not found.
     """
+    if _replaceable(line.file, line.function):
+        found = _in_library(line)
+        return None if found is None else site_of(found, line, facts)
+    objects: list[Any] = []
     for obj, _referents in edges(*roots):
         if isinstance(obj, FunctionType) and _contains(obj, line):
-            return site_of(obj, line, picture)
+            owner = next((one for one in objects if _has_method(type(one), obj)), None)
+            return site_of(obj, line, facts, owner)
+        objects.append(obj)
+    return None
+
+
+def _has_method(cls: type, function: FunctionType) -> bool:
+    return any(vars(base).get(function.__name__) is function for base in cls.__mro__)
+
+
+def replaceable(stack: Sequence[CodeLine]) -> CodeLine | None:
+    """Return the line of a function in `REPLACEABLE` on a stack; None if there is none."""
+    return next((line for line in stack if _replaceable(line.file, line.function)), None)
+
+
+def _replaceable(file: str, function: str) -> str:
+    return next((how for (end, name), how in REPLACEABLE.items() if name == function and file.endswith(end)), "")
+
+
+def _in_library(line: HotLine) -> FunctionType | None:
+    for module in list(sys.modules.values()):
+        found = getattr(module, line.function, None) if getattr(module, "__file__", None) == line.file else None
+        if isinstance(found, FunctionType):
+            return found
     return None
 
 
@@ -192,8 +276,10 @@ def _contains(function: FunctionType, line: HotLine) -> bool:
     return min(numbers) <= line.line <= max(numbers)
 
 
-def site_of(function: FunctionType, line: HotLine, picture: tuple[int, int] | None = None) -> Site | None:
-    """Return a line of a function as a site; None if the function has no source or is a lambda."""
+def site_of(function: FunctionType, line: HotLine, facts: Facts = NO_FACTS, owner: Any = None) -> Site | None:
+    """Return a line of a function as a site; None if the function has no source."""
+    if function.__name__ == LAMBDA:
+        return _of_lambda(function, line, facts)
     try:
         lines, first = inspect.getsourcelines(function)
         source = textwrap.dedent("".join(lines))
@@ -202,4 +288,29 @@ def site_of(function: FunctionType, line: HotLine, picture: tuple[int, int] | No
         return None
     if not isinstance(tree, (ast.FunctionDef, ast.AsyncFunctionDef)):
         return None
-    return Site(line, function, source, tree, line.line - first + 1, picture)
+    return Site(line, function, source, tree, line.line - first + 1, facts, owner)
+
+
+def _of_lambda(function: FunctionType, line: HotLine, facts: Facts) -> Site | None:
+    """Write a lambda as a function of two lines, whose second one is the slow line; None if it is not found."""
+    code = function.__code__
+    try:
+        lines, _first = inspect.findsource(function)
+        nodes = list(ast.walk(ast.parse("".join(lines))))
+    except (OSError, TypeError, SyntaxError, ValueError):
+        return None
+    names = code.co_varnames[: code.co_argcount]
+    found = {
+        ast.unparse(node): node
+        for node in nodes
+        if isinstance(node, ast.Lambda)
+        and node.lineno == code.co_firstlineno
+        and tuple(arg.arg for arg in (*node.args.posonlyargs, *node.args.args)) == names
+        and set(code.co_names) <= {getattr(inner, "id", getattr(inner, "attr", "")) for inner in ast.walk(node)}
+    }
+    if len(found) != 1:  # two lambdas in a line that look alike
+        return None
+    (node,) = found.values()
+    source = f"def {NAMED}({ast.unparse(node.args)}):\n    return {ast.unparse(node.body)}\n"
+    tree: Any = ast.parse(source).body[0]
+    return Site(line, function, source, tree, 2, facts)

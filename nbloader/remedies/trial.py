@@ -9,8 +9,9 @@ it changes in that process: the worker is a fork of the notebook, and ends with 
 from __future__ import annotations
 
 import ast
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
@@ -19,8 +20,9 @@ from nbloader._util import rng
 from nbloader._util.rng import mix
 from nbloader.metrics.hot_lines import HotLine
 from nbloader.remedies.difference import Difference, difference
+from nbloader.remedies.pictures import Pictures, pictures_of
 from nbloader.remedies.remedy import Proposal
-from nbloader.remedies.site import locate
+from nbloader.remedies.site import Site, locate
 
 SEED = 0
 """Both codes draw the same random numbers."""
@@ -53,6 +55,17 @@ class Measured(NamedTuple):
     difference: Difference
     problem: str = ""
     """What the rewritten code has raised, or why it cannot be tried; "" if nothing."""
+    loop: float = 0.0
+    """Time of what the loop computes instead of the workers, seconds."""
+    pictures: Pictures | None = None
+    """The picture that differs most; None if no picture differs."""
+
+
+class _Made(NamedTuple):
+    """What a run has produced, and what that took."""
+
+    cost: Cost
+    batch: Any
 
 
 @dataclass
@@ -74,6 +87,8 @@ class Trial:
     line: HotLine
     proposal: Proposal
     _new: _Swap | None = field(default=None, init=False, repr=False)
+    _usual: dict[int, _Made] = field(default_factory=dict, init=False, repr=False)
+    """By position: what the present code has produced, if the rewritten code changes the process for good."""
 
     def __len__(self) -> int:
         """Return the number of measurements."""
@@ -86,49 +101,114 @@ class Trial:
             Exception: Whatever the present code raises.
         """
         first, indices, seed = self.groups[0], self.groups[1 + position], mix(SEED, position)
-        self._run(None, indices, seed)  # its files are in the page cache from now on, for both codes
         try:
             if self._new is None:
-                self._new = self._rewritten()
-                self._run(self._new, first, SEED)
-            if position % 2:
-                (after, made), (before, usual) = self._run(self._new, indices, seed), self._run(None, indices, seed)
+                self._prepare(first)
+            self._run(None, indices, seed)  # its files are in the page cache from now on, for both codes
+            usual = self._usual.get(position)
+            if self.proposal.saves == "later":  # filled under another seed: what is drawn at random then differs
+                self._run(self._new, indices, mix(seed, 1))
+            if position % 2 or usual is not None:
+                made = self._run(self._new, indices, seed)
+                usual = usual or self._run(None, indices, seed)
             else:
-                (before, usual), (after, made) = self._run(None, indices, seed), self._run(self._new, indices, seed)
+                usual = self._run(None, indices, seed)
+                made = self._run(self._new, indices, seed)
+            begin = time.perf_counter()
+            batch = self._in_loop(made.batch, usual.batch)
+            loop = time.perf_counter() - begin if self.proposal.loop else 0.0
         except CannotTryError as error:
             return Measured(len(indices), Cost(0, 0), Cost(0, 0), Difference(), str(error))
-        return Measured(len(indices), before, after, difference(usual, made))
+        apart = difference(usual.batch, batch)
+        pictures = None if apart.equal or apart.problem else pictures_of(usual.batch, batch)
+        return Measured(len(indices), usual.cost, made.cost, apart, loop=loop, pictures=pictures)
 
-    def _rewritten(self) -> _Swap:
+    def _prepare(self, first: Any) -> None:
+        """Rewrite the function, and have it do what it does once per process."""
+        if self.proposal.saves == "threads":  # the rewritten code changes a setting of the process
+            for position, indices in enumerate(self.groups[1:]):
+                self._run(None, indices, mix(SEED, position))
+                self._usual[position] = self._run(None, indices, mix(SEED, position))
         site = locate(self.line, self.roots)
         if site is None:
             raise CannotTryError("the function of the line was not found in the worker")
-        return _Swap(site.function, code_of(site.function, self.proposal))
+        self._new = _swap(site, self.proposal)
+        self._run(self._new, first, SEED)
 
-    def _run(self, new: _Swap | None, indices: Any, seed: int) -> tuple[Cost, Any]:
+    def _run(self, new: _Swap | None, indices: Any, seed: int) -> _Made:
         rng.seed_everything(seed)
         if new is None:
             return _measured(self.produce, indices)
-        function: Any = new.function  # mypy takes the attribute for that of a method
-        usual, function.__code__ = function.__code__, new.code
         try:
-            return _measured(self.produce, indices)
+            with new.in_place():
+                return _measured(self.produce, indices)
         except Exception as error:
             raise CannotTryError(f"the rewritten code raises {type(error).__name__}: {error}") from error
+
+    def _in_loop(self, made: Any, usual: Any) -> Any:
+        """Compute what the loop computes instead of the workers, of each value whose type has changed."""
+        if not self.proposal.loop:
+            return made
+        dtype, wanted = getattr(made, "dtype", None), getattr(usual, "dtype", None)
+        if dtype is not None and dtype != wanted:
+            try:
+                return eval(self.proposal.loop, {**_globals(self._new), "dataset": self.roots[0], "batch": made})  # noqa: S307 - of a remedy
+            except Exception as error:
+                raise CannotTryError(f"what the loop computes raises {type(error).__name__}: {error}") from error
+        if isinstance(made, dict):
+            return {key: self._in_loop(value, usual[key]) for key, value in made.items()}
+        if isinstance(made, (list, tuple)):
+            values = [self._in_loop(*pair) for pair in zip(made, usual, strict=True)]
+            return type(made)(*values) if hasattr(made, "_fields") else type(made)(values)
+        return made
+
+
+class _Swap(NamedTuple):
+    """The rewritten code, and where it belongs."""
+
+    function: FunctionType
+    """The present function."""
+    code: CodeType
+    cls: type | None = None
+    """The class that gets the code as a new method; None if it takes the place of the function's code."""
+
+    @contextlib.contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Context manager in which the rewritten code is in force."""
+        if self.cls is not None:
+            name = self.code.co_name
+            function: Any = self.function
+            method = FunctionType(self.code, function.__globals__, name, None, function.__closure__)
+            setattr(self.cls, name, method)
+            try:
+                yield
+            finally:
+                delattr(self.cls, name)
+            return
+        function = self.function  # mypy takes the attribute for that of a method
+        usual, function.__code__ = function.__code__, self.code
+        try:
+            yield
         finally:
             function.__code__ = usual
 
 
-class _Swap(NamedTuple):
-    function: FunctionType
-    code: CodeType
+def _swap(site: Site, proposal: Proposal) -> _Swap:
+    code = code_of(site.function, proposal)
+    adds = code.co_name not in (site.tree.name, site.function.__name__)
+    return _Swap(site.function, code, type(site.owner) if adds else None)
 
 
-def _measured(produce: Callable[[Any], Any], indices: Any) -> tuple[Cost, Any]:
+def _globals(swap: _Swap | None) -> dict[str, Any]:
+    function: Any = None if swap is None else swap.function
+    return getattr(function, "__globals__", {})
+
+
+def _measured(produce: Callable[[Any], Any], indices: Any) -> _Made:
     cpu, begin = time.process_time(), time.perf_counter()
     made = produce(indices)
     elapsed, computing = time.perf_counter() - begin, time.process_time() - cpu
-    return Cost(computing, max(0.0, elapsed - computing)), made
+    return _Made(Cost(computing, max(0.0, elapsed - computing)), made)
 
 
 def code_of(function: FunctionType, proposal: Proposal) -> CodeType:
@@ -141,18 +221,21 @@ def code_of(function: FunctionType, proposal: Proposal) -> CodeType:
     Raises:
         CannotTryError: It needs a package that is missing, or refers to other variables of enclosing functions.
     """
+    if proposal.untried:
+        raise CannotTryError(proposal.untried)
     if proposal.package:
         raise CannotTryError(f"needs {proposal.package}, which is not installed: pip install {proposal.package}")
     if proposal.helper:
         exec(compile(proposal.helper, "<nbloader remedy>", "exec"), function.__globals__)  # noqa: S102 - of a remedy
     free = function.__code__.co_freevars
-    *_outer, owner, name = ["", *function.__qualname__.replace("<locals>.", "").split(".")]
+    *_outer, owner, _name = ["", *function.__qualname__.replace("<locals>.", "").split(".")]
     # As a method of a class of this name, in a function with the same variables, it is compiled as it was.
     around = ast.parse(f"def _around({', '.join(free)}):\n    class {owner or '_'}: pass")
     (function_around,) = around.body
     (class_around,) = function_around.body  # type: ignore[attr-defined]
-    class_around.body = ast.parse(proposal.code).body
-    found = _find(compile(around, function.__code__.co_filename, "exec"), name)
+    written: Any = ast.parse(proposal.code).body[0]
+    class_around.body = [written]
+    found = _find(compile(around, function.__code__.co_filename, "exec"), written.name)
     if found is None or found.co_freevars != free:
         raise CannotTryError("it refers to other variables of enclosing functions than the present code")
     return found

@@ -87,3 +87,73 @@ def test_lines_of_a_cell_are_sampled_after_a_click_while_the_loop_runs(open_note
     notebook.wait_until_run(1)
     notebook.run(2)
     page.locator(".nbl-static:visible", has_text="time.sleep(0.008)  # <b>a disk</b>").first.wait_for()
+
+
+PHOTOS = """\
+import copy, json, tempfile
+import numpy as np
+from PIL import Image
+from nbloader import DataLoader
+
+folder = tempfile.mkdtemp()
+coarse = np.random.default_rng(0).integers(0, 256, (15, 20, 3), dtype=np.uint8)
+Image.fromarray(coarse).resize((1600, 1200), Image.BICUBIC).save(f"{folder}/a.jpg", quality=90)
+
+class Photos:
+    def __len__(self): return 100_000
+    def __getitem__(self, index):
+        picture = Image.open(f"{folder}/a.jpg").convert("RGB").resize((224, 224))
+        return np.array(picture), index
+
+loader = DataLoader(Photos(), batch_size=4, num_workers=2)
+loader
+"""
+LOOPING = """\
+indices = []
+for pictures, numbers in loader:
+    indices += numbers.tolist()
+"""
+
+
+def test_remedies_are_tried_after_a_click_while_the_loop_runs(open_notebook: Any) -> None:
+    notebook = open_notebook(PHOTOS, LOOPING, "print(indices == list(range(len(indices))))", "loader.close()")
+    page = notebook.page
+    notebook.run(0)
+    panel = page.locator(".nbl-live .nbl-panel-remedies")
+    button = panel.get_by_role("button", name="Try what could be written instead")
+    panel.get_by_text("The slowest lines are not known yet").wait_for()
+    assert button.is_disabled()
+    notebook.run(1)
+    panel.get_by_text("Looks for what you could write instead").wait_for()
+    button.click()
+    panel.locator(".nbl-label", has_text="trying 1 of").wait_for()
+    screenshot(page, "remedies-trying")
+    row = panel.locator("tbody tr", has_text="decoded at its full size").first
+    row.wait_for()
+    row.get_by_text(" x").first.wait_for()
+    panel.locator("figure", has_text="difference").locator("img").wait_for()
+    assert panel.locator("figcaption").all_inner_texts()[:2] == ["before", "after"]
+    sizes = panel.locator("img").evaluate_all("nodes => nodes.map(node => node.naturalWidth)")
+    assert sizes == [224] * len(sizes)
+    panel.locator("details summary", has_text="Code").first.click()
+    assert ".draft(" in panel.locator("details pre").first.inner_text()
+    panel.get_by_role("button", name="Copy the code").first.click()
+    panel.get_by_text("Copied").wait_for()
+    for theme in ("light", "dark"):
+        if theme == "dark":
+            page.evaluate("() => jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Dark'})")
+            page.locator("body[data-jp-theme-light='false']").wait_for(state="attached")
+            page.locator("#jupyterlab-splash").wait_for(state="detached")
+        page.mouse.move(0, 0)
+        assert panel.evaluate(LOW_CONTRAST) == []
+        for width in (1400, 900):
+            page.set_viewport_size({"width": width, "height": 1100})
+            panel.scroll_into_view_if_needed()
+            assert panel.evaluate("node => node.scrollWidth - node.clientWidth") <= 1
+            screenshot(page, f"remedies-{theme}-{width}")
+    page.evaluate(f"() => {{ {notebook._PANEL}.context.sessionContext.session.kernel.interrupt(); }}")
+    notebook.wait_until_run(1)
+    notebook.run(2)
+    assert "True" in notebook.wait_until_run(2)
+    notebook.run(3)
+    page.locator(".nbl-static:visible", has_text="decoded at its full size").first.wait_for()

@@ -20,6 +20,7 @@ from nbloader.dashboard.panels.events import Events
 from nbloader.dashboard.panels.lines import Lines
 from nbloader.dashboard.panels.path import Path
 from nbloader.dashboard.panels.plots import Plots
+from nbloader.dashboard.panels.remedies import Remedies
 from nbloader.dashboard.panels.samples import Samples
 from nbloader.dashboard.panels.summary import Summary
 from nbloader.dashboard.panels.timeline import Timeline
@@ -28,7 +29,9 @@ from nbloader.frontend import scripted
 
 __all__ = ["PANELS", "Frame", "Panel", "Reply", "register"]
 
-PANELS: list[type[Panel]] = [Summary, Controls, Path, Device, Timeline, Lines, Workers, Plots, Samples, Events]
+PANELS: list[type[Panel]] = [
+    Summary, Controls, Path, Device, Timeline, Lines, Remedies, Workers, Plots, Samples, Events,
+]  # fmt: skip
 """Classes of the panels, from top to bottom."""
 
 

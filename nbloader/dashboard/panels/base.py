@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -65,6 +65,9 @@ class Panel(Scripted):
     version: ClassVar[int] = 1
     """Version of the payload and the news. Increase it when the JavaScript half can no longer draw older versions. The
     panel is then left out when an older recording is played."""
+
+    changed: Callable[[], object] = staticmethod(lambda: None)
+    """Set by the dashboard. Call it when the payload changes without an event of the loader, such as in `respond()`."""
 
     def payload(self, frame: Frame) -> Any:
         """Return the state to draw, as JSON values of bounded size. It is sent if it differs from the last one.

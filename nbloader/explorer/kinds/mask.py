@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nbloader._util.png import png
 from nbloader.explorer import pictures
 from nbloader.explorer.field import Field
 from nbloader.explorer.kinds.base import Drawn, Kind, Value
@@ -74,4 +75,4 @@ def mask_over(image: Pixels, mask: NDArray[Any]) -> Pixels:
 def _picture(array: NDArray[Any], side: int) -> Picture:
     labels = pictures.shrink(array[:, :, None], side, average=False)[:, :, 0]
     note = f"{len(np.unique(array))} labels in color; 0 is black"
-    return Picture(pictures.png(colored_labels(labels)), array.shape[1], array.shape[0], note)
+    return Picture(png(colored_labels(labels)), array.shape[1], array.shape[0], note)

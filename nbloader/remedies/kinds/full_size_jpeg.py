@@ -23,7 +23,7 @@ class FullSizeJpeg:
         opened = [call for call in site.calls("PIL.Image.open", anywhere=True) if not site.in_loop_or_lambda(call)]
         resized = [call for call in site.methods("resize", "thumbnail", anywhere=True) if call.args]
         sizes = [size for call in resized if (size := site.size(call.args[0])) is not None]
-        needed = sizes[0] if sizes else site.picture
+        needed = sizes[0] if sizes else site.facts.picture
         decodes = bool(site.methods(*DECODING) or any(isinstance(node, ast.Call) for node in site.nodes))
         if not opened or needed is None or not decodes or site.methods("draft", anywhere=True):
             return []

@@ -20,7 +20,7 @@ class OpencvSize:
         """See `Remedy`. One proposal for each size: the fastest one whose pixels are close is taken."""
         cv2 = site.module("cv2", "cv2")
         read = [call for call in self._called(site, "imread", "imdecode") if self._in_color(site, call)]
-        resizes = bool(self._called(site, "resize")) or site.picture is not None
+        resizes = bool(self._called(site, "resize")) or site.facts.picture is not None
         if cv2.helper or not read or not resizes:
             return []
         why = "The photograph is decoded at its full size, and made smaller afterwards."

@@ -27,7 +27,7 @@ class OpencvThreads:
         text = f"{cv2.name}.setNumThreads(0)\n{site.text(body[0])}"
         why = "OpenCV computes with as many threads as there are cores, in each worker: they compete for the cores."
         instead = "Let OpenCV use one thread: here, or in worker_init_fn, once per worker."
-        return [Proposal(why, instead, site.rewritten(Edit(body[0], text)))]
+        return [Proposal(why, instead, site.rewritten(Edit(body[0], text)), saves="threads")]
 
 
 def _is_docstring(node: ast.stmt) -> bool:

@@ -31,6 +31,18 @@ def values_of(frame):
 '''
 
 
+WITHOUT = '''\
+_values_without = {}
+
+def values_without(frame, columns):
+    """The values of the other columns of a data frame as one array, converted once per process."""
+    key = id(frame), str(columns)
+    if key not in _values_without:
+        _values_without[key] = frame, frame.drop(columns=columns).to_numpy()
+    return _values_without[key][1]
+'''
+
+
 class PandasRow:
     """`frame.iloc[i]`: arrays answer the same question about a hundred times as fast."""
 
@@ -59,6 +71,10 @@ class PandasRow:
             else:
                 edits.append(Edit(row, f"row_of({frame}, {position})"))
                 helpers[COLUMNS] = None
+            dropped = _dropped(site, row)
+            edits += [Edit(node, f"values_without({frame}, {columns})[{position}]") for node, columns in dropped]
+            if dropped:
+                helpers[WITHOUT] = None
         return [Proposal(why, instead, site.rewritten(*edits), "\n\n".join(helpers))]
 
 
@@ -67,6 +83,33 @@ class _Row(NamedTuple):
 
     node: ast.Subscript
     frame: ast.expr
+
+
+class _Dropped(NamedTuple):
+    """`row.drop(columns).values`."""
+
+    node: ast.expr
+    columns: str
+
+
+def _dropped(site: Site, row: ast.Subscript) -> list[_Dropped]:
+    """Return where the values of some columns of a row are used, if the row is assigned to a variable."""
+    statement = site.statement(row)
+    if not isinstance(statement, ast.Assign) or statement.value is not row:
+        return []
+    name = site.text(statement.targets[0])
+    calls = {id(node.func): node for node in site.body if isinstance(node, ast.Call)}
+    found = []
+    for node in site.body:
+        if not isinstance(node, ast.Attribute) or node.attr not in ("values", "to_numpy"):
+            continue
+        call = node.value
+        if not isinstance(call, ast.Call) or not call.args or site.text(call.func) != f"{name}.drop":
+            continue
+        whole = calls.get(id(node), node)
+        if isinstance(whole, ast.Attribute) or not (whole.args or whole.keywords):
+            found.append(_Dropped(whole, site.text(call.args[0])))
+    return found
 
 
 def _row(node: ast.AST) -> _Row | None:

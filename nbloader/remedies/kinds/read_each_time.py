@@ -6,7 +6,21 @@ from nbloader.remedies.kept import keep_results
 from nbloader.remedies.remedy import Proposal
 from nbloader.remedies.site import Site
 
-READERS = ("pandas.read_csv", "pandas.read_parquet", "numpy.load", "numpy.loadtxt", "torch.load", "scipy.io.loadmat")
+READERS = (
+    "pandas.read_csv",
+    "pandas.read_parquet",
+    "pandas.read_json",
+    "pandas.read_pickle",
+    "pandas.read_feather",
+    "pandas.read_excel",
+    "pyarrow.parquet.read_table",
+    "numpy.load",
+    "numpy.memmap",
+    "numpy.loadtxt",
+    "numpy.genfromtxt",
+    "torch.load",
+    "scipy.io.loadmat",
+)
 
 
 class ReadEachTime:

@@ -1,0 +1,62 @@
+"""NumPy's linear algebra computes with several threads in each worker, which compete for the cores."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+
+from nbloader.remedies.remedy import Proposal
+from nbloader.remedies.site import Site
+
+PRODUCTS = ("dot", "matmul", "einsum", "tensordot", "inner", "vdot")
+HELPER = """\
+import threadpoolctl
+
+def one_thread(worker):
+    threadpoolctl.threadpool_limits(1)
+
+one_thread(0)  # DataLoader(..., worker_init_fn=one_thread)
+"""
+
+
+class BlasThreads:
+    """`a @ b`, `np.linalg...`: as many threads as cores, in each worker."""
+
+    name = "blas-threads"
+
+    def propose(self, site: Site) -> list[Proposal]:
+        """See `Remedy`."""
+        if not any(self._multiplies(site, node) for node in site.nodes):
+            return []
+        missing = "" if importlib.util.find_spec("threadpoolctl") is not None else "threadpoolctl"
+        return [
+            Proposal(
+                why=(
+                    "NumPy's linear algebra computes with as many threads as there are cores, in each worker: they "
+                    "compete for the cores."
+                ),
+                instead=(
+                    "Use one thread per worker: pass the function below as worker_init_fn, or set "
+                    "OPENBLAS_NUM_THREADS=1 and MKL_NUM_THREADS=1 before NumPy is imported."
+                ),
+                code=site.source,
+                helper=HELPER,
+                package=missing,
+                saves="threads",
+            )
+        ]
+
+    @staticmethod
+    def _multiplies(site: Site, node: ast.AST) -> bool:
+        if isinstance(node, ast.BinOp):
+            return isinstance(node.op, ast.MatMult)
+        if not isinstance(node, ast.Call):
+            return False
+        called = site.target(node.func)
+        module = getattr(called, "__module__", "") or ""
+        return module.startswith(("numpy.linalg", "scipy.linalg")) or (
+            module.startswith("numpy") and getattr(called, "__name__", "") in PRODUCTS
+        )
+
+
+REMEDY = BlasThreads()

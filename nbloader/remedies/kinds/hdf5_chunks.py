@@ -1,0 +1,73 @@
+"""A sample of an HDF5 dataset whose chunks hold many samples: each read unpacks a whole chunk."""
+
+from __future__ import annotations
+
+import ast
+
+from nbloader.remedies.remedy import Proposal
+from nbloader.remedies.site import Edit, Site
+
+KEPT = '''\
+{imports}@{tools}.lru_cache(maxsize=4)
+def in_memory(path, name):
+    """A dataset of an HDF5 file as an array, read once per process."""
+    with {h5py}.File(path, "r") as file:
+        return file[name][:]
+'''
+
+
+class Hdf5Chunks:
+    """`file["x"][i]`: the whole chunk of the sample is read and unpacked."""
+
+    name = "hdf5-chunks"
+
+    def propose(self, site: Site) -> list[Proposal]:
+        """See `Remedy`."""
+        files = _paths(site)
+        edits = []
+        for node in site.nodes:
+            if not isinstance(node, ast.Subscript) or not isinstance(node.value, ast.Subscript):
+                continue
+            name = node.value.slice
+            is_name = isinstance(name, ast.Constant) and isinstance(name.value, str)
+            path = files.get(site.text(node.value.value))
+            if path is not None and is_name:
+                edits.append(Edit(node.value, f"in_memory({path}, {site.text(name)})"))
+        if not edits:
+            return []
+        tools, h5py = site.module("functools", "functools"), site.module("h5py", "h5py")
+        imports = "".join(f"{part.helper}\n" for part in (tools, h5py) if part.helper)
+        helper = KEPT.format(imports=f"{imports}\n" if imports else "", tools=tools.name, h5py=h5py.name)
+        return [
+            Proposal(
+                why="Each sample reads a whole chunk of the file, and unpacks it if it is compressed.",
+                instead=(
+                    "Write the file with one sample per chunk (create_dataset(..., chunks=(1, ...))), without gzip. If "
+                    "the dataset fits into the memory of each worker, read it once, as below."
+                ),
+                code=site.rewritten(*edits),
+                helper=helper,
+            )
+        ]
+
+
+def _paths(site: Site) -> dict[str, str]:
+    """Return the paths of the HDF5 files that are open in the function, by the names of their variables."""
+    found = {}
+    opened = site.calls("h5py.File", anywhere=True)
+    for node in site.body:
+        for item in node.items if isinstance(node, ast.With) else ():
+            if item.context_expr in opened and item.optional_vars is not None:
+                found[site.text(item.optional_vars)] = item.context_expr
+        if isinstance(node, ast.Assign) and node.value in opened and len(node.targets) == 1:
+            found[site.text(node.targets[0])] = node.value
+    paths = {name: site.text(call.args[0]) for name, call in found.items() if getattr(call, "args", None)}
+    for node in site.body:  # a file that is an attribute
+        if isinstance(node, ast.Attribute):
+            file = site.target(node)
+            if type(file).__module__.startswith("h5py") and hasattr(file, "filename"):
+                paths[site.text(node)] = f"{site.text(node)}.filename"
+    return paths
+
+
+REMEDY = Hdf5Chunks()

@@ -1,0 +1,62 @@
+"""A part of an array, for which the whole file is read."""
+
+from __future__ import annotations
+
+import ast
+
+from nbloader.remedies.remedy import Proposal
+from nbloader.remedies.site import Edit, Site
+
+
+class WholeArray:
+    """`np.load(path)[y : y + 64, x : x + 64]`: a mapped file is read where it is needed."""
+
+    name = "whole-array"
+
+    def propose(self, site: Site) -> list[Proposal]:
+        """See `Remedy`."""
+        np = site.module("numpy", "np")
+        loads = [
+            call for call in site.calls("numpy.load", anywhere=True)
+            if call.args and not any(keyword.arg == "mmap_mode" for keyword in call.keywords)
+        ]  # fmt: skip
+        edits = [edit for call in loads for edit in _mapped(site, call, np.name)]
+        if not edits:
+            return []
+        return [
+            Proposal(
+                why="The whole file is read, although the sample is a part of it.",
+                instead="Map the file: only the pages that are needed are read. It must be a .npy file.",
+                code=site.rewritten(*edits),
+                helper=np.helper,
+            )
+        ]
+
+
+def _mapped(site: Site, call: ast.Call, np: str) -> list[Edit]:
+    """Return the edits that map a file and copy the parts that are used; none if something else is done with it."""
+    arguments = ", ".join([*(site.text(part) for part in (*call.args, *call.keywords)), 'mmap_mode="r"'])
+    mapped = f"{site.text(call.func)}({arguments})"
+    parts = [node for node in site.body if isinstance(node, ast.Subscript) and not _is_member(node)]
+    direct = [node for node in parts if node.value is call]
+    if direct:
+        return [Edit(direct[0], f"{np}.array({mapped}[{site.text(direct[0].slice)}])")]
+    statement = site.statement(call)
+    if not isinstance(statement, ast.Assign) or statement.value is not call or len(statement.targets) != 1:
+        return []
+    name = statement.targets[0]
+    if not isinstance(name, ast.Name):
+        return []
+    used = [node for node in parts if isinstance(node.value, ast.Name) and node.value.id == name.id]
+    names = [node for node in site.body if isinstance(node, ast.Name) and node.id == name.id]
+    if not used or len(names) != 1 + len(used):
+        return []
+    return [Edit(call, mapped), *(Edit(node, f"{np}.array({site.text(node)})") for node in used)]
+
+
+def _is_member(node: ast.Subscript) -> bool:
+    """Whether it takes an array out of an archive: `np.load(path)["x"]`."""
+    return isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str)
+
+
+REMEDY = WholeArray()

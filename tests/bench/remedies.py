@@ -1,0 +1,735 @@
+"""Slow loaders as found in forums, and what doing as the screen says gains.
+
+    make bench-remedies                  all loaders, each in turn; writes the table into docs/explanation/benchmarks.md
+    make bench-remedies ONLY=json,lock   those whose names begin so; the documentation is left alone
+
+Each loader runs for some seconds with two workers. Then the screen is read: the cause in the verdict, the slowest line,
+and the first remedy of `loader.remedies()`, or the first suggested setting if there is none. The remedy's code is put
+into the place of the present code, as a user would paste it, and both loops are measured in turns. A loader counts as
+gained if the loop is at least 1.5 times as fast.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import dataclasses
+import gzip
+import http.server
+import importlib.util
+import itertools
+import json
+import math
+import multiprocessing
+import random
+import re
+import resource
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+import zlib
+from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pandas as pd
+import psutil
+import torch
+from PIL import Image
+
+import nbloader
+from nbloader.remedies.results import RemedyResult
+from nbloader.remedies.site import locate
+from nbloader.remedies.trial import code_of
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+TABLE = ROOT / "build" / "remedies" / "table.md"
+PAGE = ROOT / "docs" / "explanation" / "benchmarks.md"
+BEGIN, END = "<!-- remedies: written by tests/bench/remedies.py -->", "<!-- /remedies -->"
+SECONDS = 6.0
+"""About how long the loop runs before the screen is read."""
+TURN = 4.0
+"""About how long each turn of the measurement takes with the slower code."""
+TURNS = 3
+WORKERS = 2
+GAINED = 1.5
+CLOSE = 0.15
+"""A prediction is right if the measured gain differs from it by at most this part."""
+
+
+class Repeated:
+    """A dataset whose samples repeat after some, so that an epoch takes as long as needed."""
+
+    distinct = 64
+    length = 64
+
+    def __len__(self) -> int:
+        return self.length
+
+
+# ---- the loaders ----------------------------------------------------------------------------------------------------
+
+
+class Photographs(Repeated):
+    """Photographs of a camera, for a network that sees 224 x 224 pixels."""
+
+    line = "Image.open"
+
+    def __init__(self, folder: Path) -> None:
+        rng = np.random.default_rng(0)
+        self.files = []
+        for number in range(24):
+            coarse = Image.fromarray(rng.integers(0, 256, (60, 80, 3), dtype=np.uint8))
+            self.files.append(str(folder / f"{number}.jpg"))
+            coarse.resize((1600, 1200), Image.Resampling.BICUBIC).save(self.files[-1], quality=90)
+
+    def __getitem__(self, index: int) -> Any:
+        img = Image.open(self.files[index % len(self.files)]).convert("RGB").resize((224, 224))
+        return torch.from_numpy(np.array(img)).permute(2, 0, 1), index % 10
+
+
+class Folder(Repeated):
+    """torchvision's ImageFolder with its default loader."""
+
+    line = "img.convert"
+
+    def __init__(self, folder: Path) -> None:
+        from torchvision import transforms
+        from torchvision.datasets import ImageFolder
+
+        for name in ("cats", "dogs"):
+            (folder / name).mkdir()
+            Photographs(folder / name)
+        steps = [transforms.Resize((224, 224)), transforms.PILToTensor()]
+        self.inner = ImageFolder(str(folder), transform=transforms.Compose(steps))
+        self.length = len(self.inner)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.inner[index % len(self.inner)]
+
+
+class Hdf5(Repeated):
+    """An HDF5 file that is opened for each sample."""
+
+    line = "h5py.File|f['x'][index|f[\"x\"][index"
+
+    def __init__(self, folder: Path) -> None:
+        self.path = str(folder / "x.h5")
+        with h5py.File(self.path, "w") as file:
+            values = np.random.default_rng(0).normal(size=(2000, 1000)).astype(np.float32)
+            file.create_dataset("x", data=values, chunks=(250, 1000), compression="gzip")
+
+    def __getitem__(self, index: int) -> Any:
+        with h5py.File(self.path, "r") as f:
+            return torch.from_numpy(f["x"][index * 37 % 2000])
+
+
+class Rows(Repeated):
+    """Rows of a data frame."""
+
+    line = "self.frame.iloc[index|row.drop"
+
+    def __init__(self, _folder: Path) -> None:
+        rng = np.random.default_rng(0)
+        self.frame = pd.DataFrame({f"x{number}": rng.normal(size=5000) for number in range(40)})
+        self.frame["label"] = rng.integers(0, 10, 5000)
+
+    def __getitem__(self, index: int) -> Any:
+        row = self.frame.iloc[index % 5000]
+        values = row.drop("label").values.astype(np.float32)  # noqa: PD011 - as in forums
+        return torch.from_numpy(values), int(row["label"])
+
+
+class Archive(Repeated):
+    """A compressed archive of arrays that is read for each sample."""
+
+    line = "np.load"
+
+    def __init__(self, folder: Path) -> None:
+        self.path = str(folder / "x.npz")
+        np.savez_compressed(self.path, x=np.random.default_rng(0).normal(size=(500, 400)).astype(np.float32))
+
+    def __getitem__(self, index: int) -> Any:
+        x = np.load(self.path)["x"]
+        return torch.from_numpy(x[index % 500])
+
+
+class Lists(Repeated):
+    """Numbers that are kept as lists, and become tensors."""
+
+    line = "torch.tensor"
+
+    def __init__(self, _folder: Path) -> None:
+        rng = random.Random(0)
+        self.rows = [[[rng.random() for _ in range(64)] for _ in range(100)] for _ in range(100)]
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.tensor(self.rows[index % len(self.rows)])
+
+
+class JsonLines(Repeated):
+    """A long JSON text for each sample."""
+
+    line = "json.loads"
+
+    def __init__(self, _folder: Path) -> None:
+        rng = random.Random(0)
+        record = {
+            "id": "x" * 20,
+            "text": "word " * 2000,
+            "points": [[rng.randint(0, 999) for _ in range(3)] for _ in range(3000)],
+        }
+        self.lines = [json.dumps(record | {"number": number}) for number in range(50)]
+
+    def __getitem__(self, index: int) -> Any:
+        record = json.loads(self.lines[index % len(self.lines)])
+        return len(record["text"]), record["points"][0][0]
+
+
+class Tokens(Repeated):
+    """Texts that a tokenizer of transformers encodes one by one."""
+
+    line = "self.tokenizer("
+
+    def __init__(self, _folder: Path) -> None:
+        from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+        from transformers import PreTrainedTokenizerFast
+
+        rng = random.Random(0)
+        words = ["".join(rng.choices("abcdefghij", k=rng.randint(2, 9))) for _ in range(3000)]
+        self.texts = [" ".join(rng.choices(words, k=30)) for _ in range(500)]
+        tokenizer = Tokenizer(models.BPE(unk_token="[UNK]"))
+        tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+        tokenizer.train_from_iterator(
+            self.texts, trainers.BpeTrainer(vocab_size=2000, special_tokens=["[UNK]", "[PAD]"])
+        )
+        self.tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]", pad_token="[PAD]")
+
+    def __getitem__(self, index: int) -> Any:
+        text = self.texts[index % len(self.texts)]
+        encoded = self.tokenizer(text, padding="max_length", truncation=True, max_length=64, return_tensors="pt")
+        return encoded["input_ids"].squeeze(0), encoded["attention_mask"].squeeze(0)
+
+
+class Crops(Repeated):
+    """Random crops of large arrays, each of which is read as a whole."""
+
+    line = "np.load"
+
+    def __init__(self, folder: Path) -> None:
+        self.files = [str(folder / f"{number}.npy") for number in range(8)]
+        for file in self.files:
+            np.save(file, np.random.default_rng(0).integers(0, 256, (3000, 3000), dtype=np.uint8))
+
+    def __getitem__(self, index: int) -> Any:
+        scan = np.load(self.files[index % len(self.files)])
+        y, x = np.random.randint(0, 2700, 2)
+        return torch.from_numpy(scan[y : y + 256, x : x + 256].copy())
+
+
+class Remote(Repeated):
+    """Samples of a server that answers after 5 to 100 ms."""
+
+    line = "requests.get"
+
+    def __init__(self, _folder: Path) -> None:
+        self.port = 0
+
+    def __getitem__(self, index: int) -> Any:
+        import requests
+
+        data = requests.get(f"http://127.0.0.1:{self.port}/{index}").content
+        return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+class Server(http.server.BaseHTTPRequestHandler):
+    """Answers late, as a distant server does."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        time.sleep(min(0.1, random.lognormvariate(math.log(0.012), 0.7)))
+        self.send_response(200)
+        self.send_header("Content-Length", "4096")
+        self.end_headers()
+        self.wfile.write(b"x" * 4096)
+
+    def log_message(self, *_args: Any) -> None:
+        pass
+
+
+class Sequences(Repeated):
+    """Sequences of different lengths, which a collate function pads."""
+
+    line = "out[i, j] = value|enumerate(seq)"
+
+    def __init__(self, _folder: Path) -> None:
+        rng = random.Random(0)
+        self.rows = [[rng.randint(0, 999) for _ in range(rng.randint(50, 400))] for _ in range(500)]
+
+    def __getitem__(self, index: int) -> Any:
+        return self.rows[index % len(self.rows)]
+
+
+def pad(rows: list[Any]) -> Any:
+    """Pad sequences value by value."""
+    out = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.long)
+    for i, seq in enumerate(rows):
+        for j, value in enumerate(seq):
+            out[i, j] = value
+    return out
+
+
+class Locked(Repeated):
+    """Records of one file, which a lock protects while they are read and unpacked."""
+
+    line = "with self.lock|zlib.decompress"
+
+    def __init__(self, folder: Path) -> None:
+        self.lock = multiprocessing.Lock()
+        self.path = str(folder / "records")
+        values = (np.arange(200_000) // 7 % 251).astype(np.uint8)
+        record = zlib.compress(np.random.default_rng(0).permutation(values).tobytes(), 6)
+        self.size = len(record)
+        Path(self.path).write_bytes(record * 50)
+        self.file = open(self.path, "rb", buffering=0)  # noqa: SIM115 - as datasets do
+
+    def __getitem__(self, index: int) -> Any:
+        with self.lock:
+            self.file.seek(index % 50 * self.size)
+            packed = self.file.read(self.size)
+            data = np.frombuffer(zlib.decompress(packed), np.uint8)
+            values = np.sort(data.astype(np.float32))
+        return torch.from_numpy(values)
+
+
+class Tiny(Repeated):
+    """A small dataset, and an epoch for each few batches."""
+
+    line = ""
+
+    def __init__(self, _folder: Path) -> None:
+        self.rows = torch.zeros(64, 32)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.rows[index % 64]
+
+
+MEAN, STD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
+
+
+class Normalized(Repeated):
+    """Small pictures that are normalized in each worker."""
+
+    line = "/ 255|- MEAN"
+
+    def __init__(self, _folder: Path) -> None:
+        self.pictures = np.random.default_rng(0).integers(0, 256, (50, 224, 224, 3), dtype=np.uint8)
+
+    def __getitem__(self, index: int) -> Any:
+        img = self.pictures[index % 50]
+        img = (img.astype(np.float32) / 255.0 - MEAN) / STD
+        return torch.from_numpy(img.transpose(2, 0, 1)), index % 10
+
+
+class Cleaned(Repeated):
+    """Texts from which many words are removed."""
+
+    line = "re.sub"
+
+    def __init__(self, _folder: Path) -> None:
+        rng = random.Random(0)
+        words = ["".join(rng.choices("abcdefghij", k=6)) for _ in range(800)]
+        self.stop, self.texts = words[:600], [" ".join(rng.choices(words, k=40)) for _ in range(100)]
+
+    def __getitem__(self, index: int) -> Any:
+        text = self.texts[index % 100]
+        for word in self.stop:
+            text = re.sub(rf"\b{word}\b", "", text)
+        return len(text)
+
+
+class Listed(Repeated):
+    """A folder that is listed for each sample."""
+
+    line = "sorted("
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        for number in range(3000):
+            np.save(folder / f"{number}.npy", np.zeros(8, np.float32))
+
+    def __getitem__(self, index: int) -> Any:
+        path = sorted(self.folder.glob("*.npy"))[index % 3000]
+        return torch.from_numpy(np.load(path))
+
+
+class Packed(Repeated):
+    """One line of a compressed file for each sample."""
+
+    line = "gzip.open|for number, line|if number"
+
+    def __init__(self, folder: Path) -> None:
+        self.path = str(folder / "lines.gz")
+        rng = np.random.default_rng(0)
+        with gzip.open(self.path, "wb") as file:
+            for _ in range(2000):
+                file.write(rng.integers(0, 256, 2000, dtype=np.uint8).tobytes())
+
+    def __getitem__(self, index: int) -> Any:
+        with gzip.open(self.path, "rb") as file:
+            file.seek(index * 37 % 2000 * 2000)
+            return torch.frombuffer(bytearray(file.read(2000)), dtype=torch.uint8)
+
+
+class Pixels(Repeated):
+    """Pixels of a picture as Python objects."""
+
+    line = "getdata"
+
+    def __init__(self, folder: Path) -> None:
+        self.path = str(folder / "a.png")
+        Image.fromarray(np.random.default_rng(0).integers(0, 256, (200, 200, 3), dtype=np.uint8)).save(self.path)
+
+    def __getitem__(self, index: int) -> Any:
+        img = Image.open(self.path)
+        pixels = np.array(list(img.getdata()), dtype=np.uint8).reshape(200, 200, 3)
+        return torch.from_numpy(pixels), index % 10
+
+
+class Copied(Repeated):
+    """Annotations that are copied before they are changed."""
+
+    line = "copy.deepcopy"
+
+    def __init__(self, _folder: Path) -> None:
+        boxes = [{"box": [number, 2, 3, 4], "label": "thing", "score": 0.5} for number in range(200)]
+        self.records = [{"file": f"{number}.jpg", "boxes": boxes} for number in range(50)]
+
+    def __getitem__(self, index: int) -> Any:
+        record = copy.deepcopy(self.records[index % 50])
+        record["index"] = index
+        return torch.as_tensor([box["box"] for box in record["boxes"]])
+
+
+@dataclasses.dataclass(frozen=True)
+class Loader:
+    """A slow loader."""
+
+    name: str
+    dataset: type[Any]
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    needs: str = ""
+    """Package that it needs."""
+
+
+LOADERS = [
+    Loader("large JPEGs", Photographs, {"batch_size": 8}),
+    Loader("ImageFolder", Folder, {"batch_size": 8}, "torchvision"),
+    Loader("HDF5 file opened per sample", Hdf5),
+    Loader("rows of a data frame", Rows, {"batch_size": 32}),
+    Loader("npz per sample", Archive),
+    Loader("lists to tensors", Lists),
+    Loader("JSON texts", JsonLines, {}, "orjson"),
+    Loader("tokenizer per text", Tokens, {"batch_size": 32}, "transformers"),
+    Loader("crops of arrays", Crops),
+    Loader("remote reads", Remote, {}, "requests"),
+    Loader("padding in Python", Sequences, {"collate_fn": pad, "batch_size": 32}),
+    Loader("lock around the fetch", Locked),
+    Loader("tiny epochs", Tiny),
+    Loader("normalized in workers", Normalized),
+    Loader("regular expressions", Cleaned),
+    Loader("folder listed per sample", Listed),
+    Loader("compressed file", Packed),
+    Loader("pixels as objects", Pixels),
+    Loader("deep copies", Copied),
+]
+
+# ---- reading the screen, and doing what it says ---------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Row:
+    """A row of the table."""
+
+    name: str
+    cause: str = ""
+    line: str = ""
+    line_is_right: bool = False
+    remedy: str = ""
+    samples: str = ""
+    predicted: float | None = None
+    measured: float | None = None
+    seconds: float = 0.0
+    note: str = ""
+
+
+def run(loader: Loader, folder: Path) -> Row:
+    """Run a slow loader, read the screen, do what it says, and measure both loops in turns."""
+    with contextlib.ExitStack() as stack:
+        dataset = loader.dataset(folder)
+        if isinstance(dataset, Remote):
+            dataset.port = stack.enter_context(serving())
+        options = {"batch_size": 16, "num_workers": WORKERS, **loader.options}
+        took = measured_sample(dataset, options)
+        tiny = isinstance(dataset, Tiny)
+        dataset.length = 64 if tiny else length(SECONDS, took, options)
+        row = Row(loader.name)
+        with nbloader.DataLoader(dataset, **options) as watched:
+            watched.profile_lines()
+            for _ in range(int(SECONDS / 0.03) if tiny else 1):
+                for _batch in watched:
+                    pass
+            began = time.perf_counter()
+            stats = watched.stats()
+            found = watched.remedies(30)
+            hot = watched.hot_lines()
+            row.seconds = time.perf_counter() - began
+            row.cause = stats.epoch_verdict.cause
+            row.line = hot.lines[0].source or hot.lines[0].function if hot.lines else ""
+            row.line_is_right = any(part in row.line for part in dataset.line.split("|")) or tiny
+            print(f"\n== {loader.name}\n{stats.verdict}\n{found!r}", flush=True)
+            change = applied(found[0], watched) if found and found[0].samples else setting(stats)
+            if change is None:
+                row.note = repr(found).splitlines()[0][:80]
+                return row
+            if found and found[0].samples:
+                first = found[0]
+                row.remedy, row.samples = first.name, str(first.difference)
+                row.predicted = None if first.prediction is None else first.prediction.speedup
+            else:
+                row.remedy = ", ".join(f"{name}={value}" for name, value in change.options.items())
+                row.predicted = change.predicted
+        dataset.length = 64 if tiny else length(TURN, took, options)
+        row.measured = compare(dataset, options, change, epochs=int(TURN / 0.03) if tiny else 1)
+    return row
+
+
+@contextlib.contextmanager
+def serving() -> Iterator[int]:
+    """Run the late server in a process of its own; yields its port."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server)
+    process = multiprocessing.get_context("fork").Process(target=server.serve_forever, daemon=True)
+    process.start()
+    try:
+        yield server.server_port
+    finally:
+        process.terminate()
+        process.join()
+        server.server_close()
+
+
+def measured_sample(dataset: Any, options: dict[str, Any]) -> float:
+    """How long a sample takes in this process, seconds."""
+    collate = options.get("collate_fn")
+    count, begin = 0, time.perf_counter()
+    while count < 2 or time.perf_counter() - begin < 0.3:
+        samples = [dataset[(count + number) % len(dataset)] for number in range(4)]
+        if collate is not None:
+            collate(samples)
+        count += 4
+    return (time.perf_counter() - begin) / count
+
+
+def length(seconds: float, took: float, options: dict[str, Any]) -> int:
+    """The number of samples that take about so long."""
+    batches = max(20, round(seconds * WORKERS / took / options["batch_size"]))
+    return batches * int(options["batch_size"])
+
+
+def as_it_is(batch: Any) -> Any:
+    """Return the batch."""
+    return batch
+
+
+def nothing() -> Callable[[], None]:
+    """Change no code."""
+    return lambda: None
+
+
+@dataclasses.dataclass
+class Change:
+    """What the screen says to do."""
+
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Other options of the loader."""
+    predicted: float | None = None
+    loop: Callable[[Any], Any] = as_it_is
+    """What the loop does with each batch."""
+    swap: Callable[[], Callable[[], None]] = nothing
+    """Puts the code in place; returns a function that puts the former code back."""
+    later: bool = False
+    """Whether it gains from the second epoch on."""
+
+
+def applied(found: RemedyResult, loader: Any) -> Change:
+    """Paste the code of a remedy."""
+    roots = [loader.dataset, loader.collate_fn]
+    site = locate(found.line, roots)
+    function: Any = site.function
+    proposal = found.proposal
+    code = code_of(function, proposal)
+    usual = function.__code__
+    adds = code.co_name not in (site.tree.name, function.__name__)
+
+    def swap() -> Callable[[], None]:
+        if adds:
+            names = dict(function.__globals__)
+            exec(proposal.code, names)
+            setattr(type(site.owner), code.co_name, names[code.co_name])
+            return lambda: delattr(type(site.owner), code.co_name)
+        function.__code__ = code
+        return lambda: setattr(function, "__code__", usual)
+
+    names = {**function.__globals__, "dataset": loader.dataset}
+
+    def loop(batch: Any) -> Any:
+        if isinstance(batch, (list, tuple)):
+            return [loop(part) if getattr(part, "dtype", None) == torch.uint8 else part for part in batch]
+        return eval(proposal.loop, names, {"batch": batch})
+
+    return Change(swap=swap, later=proposal.saves == "later", **({"loop": loop} if proposal.loop else {}))
+
+
+def setting(stats: Any) -> Change | None:
+    """The first setting that is suggested."""
+    if stats.epoch_verdict.cause == "startup" and "persistent_workers=True" in stats.verdict:
+        return Change({"persistent_workers": True})
+    for suggestion in stats.outlook.suggestions:
+        changed = {
+            name: getattr(suggestion, name)
+            for name in ("num_workers", "prefetch_factor")
+            if getattr(suggestion, name) is not None
+        }
+        if changed:
+            gain = re.search(r"([\d.]+) x", suggestion.label + stats.outlook.text)
+            return Change(changed, None if gain is None else float(gain[1]))
+    return None
+
+
+def compare(dataset: Any, options: dict[str, Any], change: Change, epochs: int) -> float:
+    """How many times as fast the loop becomes: the median of turns."""
+    ratios = []
+    for _ in range(TURNS):
+        before = rate(dataset, options, lambda batch: batch, epochs, later=False)
+        back = change.swap()
+        try:
+            after = rate(dataset, options | change.options, change.loop, epochs, later=change.later)
+        finally:
+            back()
+        again = rate(dataset, options, lambda batch: batch, epochs, later=False)
+        ratios.append(2 * after / (before + again))
+    return statistics.median(ratios)
+
+
+def rate(dataset: Any, options: dict[str, Any], loop: Callable[[Any], Any], epochs: int, *, later: bool) -> float:
+    """Batches per second of a loop, without its first ones."""
+    with nbloader.DataLoader(dataset, **options) as loader:
+        if later:
+            for _batch in loader:
+                pass
+        for batch in itertools.islice(loader, 1) if epochs > 1 else ():
+            loop(batch)
+        begin, count = time.perf_counter(), 0
+        for _ in range(epochs):
+            for batch in loader:
+                loop(batch)
+                count += 1
+                if epochs == 1 and count == 2 * options["num_workers"]:
+                    begin, count = time.perf_counter(), 0
+        return count / (time.perf_counter() - begin)
+
+
+# ---- the table ------------------------------------------------------------------------------------------------------
+
+
+def table(rows: list[Row], others: float) -> str:
+    """The rows as Markdown, with a summary."""
+    lines = [
+        "| slow loader | cause in the verdict | line | what the screen says | samples | predicted | measured |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        line = f"`{row.line[:48].strip()}`" if row.line else "-"
+        wrong = "" if row.line_is_right else " (not the planted one)"
+        predicted = "-" if row.predicted is None else f"{row.predicted:.2f} x"
+        measured = "-" if row.measured is None else f"{row.measured:.2f} x"
+        cells = [
+            row.name,
+            row.cause,
+            line + wrong,
+            row.remedy or row.note or "nothing",
+            row.samples or "-",
+            predicted,
+            measured,
+        ]
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    gained = sum(row.measured is not None and row.measured >= GAINED for row in rows)
+    both = [row for row in rows if row.predicted and row.measured]
+    close = sum(abs(row.measured / row.predicted - 1) <= CLOSE for row in both)
+    right = sum(row.line_is_right for row in rows)
+    when = datetime.now(timezone.utc).strftime("%Y-%m-%d")
+    summary = (
+        f"The right line stands first in {right} of {len(rows)}; the loop is at least {GAINED} times as fast in {gained} "
+        f"of {len(rows)}; {close} of {len(both)} predictions are within {CLOSE:.0%} of what was measured."
+    )
+    python, version = ".".join(map(str, sys.version_info[:2])), torch.__version__.partition("+")[0]
+    how = (
+        f"Measured on {when}, on {psutil.cpu_count()} cores, {WORKERS} workers, Python {python}, "
+        f"torch {version}; medians of {TURNS} turns. Meanwhile other programs used {others:.2f} cores on average."
+    )
+    lines += ["", summary, "", how]
+    return "\n".join(lines) + "\n"
+
+
+def own_cpu() -> float:
+    """CPU time of this process and of its children that have ended, seconds."""
+    used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)
+
+
+def machine_cpu() -> float:
+    """CPU time of all programs, seconds."""
+    times = psutil.cpu_times()
+    return sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0)
+
+
+def main() -> None:
+    """Run the loaders, and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="names of loaders, separated by commas")
+    arguments = parser.parse_args()
+    chosen = tuple(filter(None, arguments.only.split(",")))
+    warnings.filterwarnings("ignore", message="This DataLoader will create")
+    rows, missing = [], []
+    begin, own, machine = time.monotonic(), own_cpu(), machine_cpu()
+    for loader in LOADERS:
+        if chosen and not loader.name.startswith(chosen):
+            continue
+        if loader.needs and importlib.util.find_spec(loader.needs) is None:
+            missing.append(f"{loader.name} (needs {loader.needs})")
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            rows.append(run(loader, Path(folder)))
+        print(rows[-1], flush=True)
+    others = max(0.0, machine_cpu() - machine - (own_cpu() - own)) / (time.monotonic() - begin)
+    text = table(rows, others)
+    if missing:
+        text += f"\nLeft out: {', '.join(missing)}.\n"
+    TABLE.parent.mkdir(parents=True, exist_ok=True)
+    TABLE.write_text(text, encoding="utf-8")
+    print(text)
+    if not chosen and not missing:
+        page = PAGE.read_text(encoding="utf-8")
+        head, _, rest = page.partition(BEGIN)
+        PAGE.write_text(f"{head}{BEGIN}\n\n{text}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
