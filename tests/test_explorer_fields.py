@@ -17,10 +17,10 @@ from PIL import Image
 
 from nbloader.explorer import pictures
 from nbloader.explorer.api import Explore
+from nbloader.explorer.declarations import class_names
 from nbloader.explorer.describer import MAX_FIELDS, Renderer, describe
 from nbloader.explorer.field import to_json
 from nbloader.explorer.normalization import Normalization, declared
-from nbloader.explorer.sources import class_names
 from nbloader.explorer.values import as_array, envelope, figures_of
 from nbloader.explorer.view import FULL_TEXT, View
 
@@ -213,8 +213,12 @@ def test_a_slice_of_a_volume_can_be_chosen():
     volume = np.zeros((6, 20, 30), np.uint8)
     volume[4] = 255
     by_path, description = fields({"scan": volume}, view=View(full=True, choices=(("scan", 4),)))
-    assert (by_path["scan"].kind, by_path["scan"].data) == ("volume", {"slices": 6, "slice": 4})
+    data = by_path["scan"].data
+    assert (by_path["scan"].kind, data["slices"], data["slice"]) == ("volume", 6, 4)
     assert decode(description.buffers[0]).min() == 255
+    strip = decode(description.buffers[data["frames"]["strip"]])
+    assert (strip.shape, data["frames"]["count"]) == ((6 * 20, 30, 1), 6)
+    assert [int(strip[20 * at, 0, 0]) for at in range(6)] == [0, 0, 0, 0, 255, 0]
     assert fields(np.zeros((2, 3, 4, 16, 16)))[0][""].kind == "volume"
     batch = fields(np.zeros((5, 16, 24, 3), np.uint8))[0][""]  # pictures with the channels last
     assert (batch.kind, batch.data["slices"], batch.size) == ("volume", 5, (24, 16))

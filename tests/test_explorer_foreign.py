@@ -21,6 +21,8 @@ from nbloader.explorer.reader import Request
 from nbloader.explorer.view import FULL_TEXT, View
 
 TIMEOUT = 90
+IMPORTED: dict[str, object] = {}
+"""Modules of Hugging Face's package."""
 FULL = View(full=True)
 
 
@@ -78,9 +80,10 @@ def hugging_face(monkeypatch):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if Path(path) != Path(__file__).parent])
     importlib.invalidate_caches()
+    sys.modules.update(IMPORTED)
     yield pytest.importorskip("datasets", reason="Hugging Face's datasets is not installed")
     for name in [name for name in sys.modules if name.partition(".")[0] == "datasets"]:
-        del sys.modules[name]
+        IMPORTED[name] = sys.modules.pop(name)  # it cannot be imported twice
 
 
 def test_hugging_face(opened, hugging_face):
@@ -104,6 +107,95 @@ def test_hugging_face(opened, hugging_face):
     assert (fields["image"]["kind"], fields["image"]["size"]) == ("image", [30, 20])
     assert (fields["label"]["value"], fields["tags"]["value"]) == ("dog", "y, x")
     assert (fields["text"]["text"], fields["tokens"]["summary"]) == ("<b>3", "[1, 2, 3]")
+
+
+def test_hugging_face_splits_nested_labels_and_undecoded_pictures(opened, hugging_face):
+    hf = hugging_face
+    features = hf.Features(
+        {
+            "objects": hf.List(
+                {"bbox": hf.List(hf.Value("float32"), length=4), "category": hf.ClassLabel(names=["a", "b"])}
+            ),
+            "image": hf.Image(decode=False),
+        }
+    )
+    row = {"objects": [{"bbox": [2.0, 3, 10, 12], "category": 1}], "image": np.full((20, 30, 3), 9, np.uint8)}
+    train, test = (hf.Dataset.from_list([row] * count, features=features) for count in (4, 3))
+    splits = hf.DatasetDict({"test": test, "train": train})
+    explorer, [fields], _ = opened(splits, 3, workers="thread")
+    assert (len(explorer), fields["objects"]["summary"]) == (4, "1 object: 1 b")
+    assert (fields["image"]["kind"], fields["image"]["size"]) == ("image", [30, 20])
+    assert explorer._state()["notes"][0].startswith("Split train. Others: test (3); explore(..., split='test')")
+    assert len(opened(splits, split="test", workers="thread")[0]) == 3
+    with pytest.raises(ValueError, match="no split 'dev': there are test, train"):
+        opened(splits, split="dev")
+
+
+def test_the_parts_of_a_random_split_are_splits(opened):
+    parts = torch.utils.data.random_split(torch.utils.data.TensorDataset(torch.arange(10)), [7, 3])
+    assert [len(opened(parts, split=split)[0]) for split in (None, 1)] == [7, 3]
+    with pytest.raises(ValueError, match="split=1 is for a DatasetDict or a list of datasets, not for ndarray"):
+        opened(np.zeros(9), split=1)
+
+
+def test_pandas(opened):
+    pd = pytest.importorskip("pandas", reason="pandas is not installed")
+    explorer, [fields], _ = opened(pd.DataFrame({"a": [1, 2], "b": ["x", "y"]}), 1)
+    assert (len(explorer), fields["a"]["value"], fields["b"]["text"]) == (2, 2, "y")
+
+
+def test_polars(opened):
+    pl = pytest.importorskip("polars", reason="polars is not installed")
+    frame = pl.DataFrame({"a": [1, 2], "b": ["x", "y"]})
+    explorer, [fields], _ = opened(frame, 1)
+    assert (len(explorer), fields["a"]["value"], fields["b"]["text"]) == (2, 2, "y")
+    with pytest.raises(TypeError, match=r"frame\.collect\(\)"):
+        opened(frame.lazy())
+
+
+def test_arrow(opened, tmp_path):
+    pa = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = pa.table({"a": list(range(50)), "b": list("vwxyz") * 10})
+    file = tmp_path / "t.parquet"
+    parquet.write_table(table, file, row_group_size=7)
+    with parquet.ParquetFile(file) as already_open:
+        for x in (table, table.to_batches()[0], file, str(file), already_open):
+            explorer, [first, last], _ = opened(x, 0, 49)
+            assert (len(explorer), first["a"]["value"], last["a"]["value"], last["b"]["text"]) == (50, 0, 49, "z")
+    datasets = pytest.importorskip("pyarrow.dataset")
+    explorer, [fields], _ = opened(datasets.dataset(file), 20)
+    assert (len(explorer), fields["a"]["value"]) == (50, 20)
+    with pytest.raises(TypeError, match=r"opens files that end in \.parquet or \.lance"):
+        opened(tmp_path / "t.csv")
+
+
+def test_lance(opened, tmp_path):
+    lance = pytest.importorskip("lance", reason="pylance is not installed")
+    pa = pytest.importorskip("pyarrow")
+    lance.write_dataset(pa.table({"a": list(range(50))}), tmp_path / "t.lance")
+    for x in (tmp_path / "t.lance", lance.dataset(tmp_path / "t.lance")):
+        explorer, [fields], _ = opened(x, 20)
+        assert (len(explorer), fields["a"]["value"]) == (50, 20)
+
+
+def test_zarr(opened):
+    zarr = pytest.importorskip("zarr", minversion="3", reason="zarr 3 is not installed")
+    group = zarr.create_group(store={})
+    images = group.create_array("images", shape=(4, 16, 24), dtype="u1")
+    group.create_array("y", shape=(4,), dtype="i4")[:] = [5, 6, 7, 8]
+    explorer, [fields], _ = opened(images, 3)
+    assert (len(explorer), fields[""]["size"]) == (4, [24, 16])
+    explorer, [fields], _ = opened(group, 2)
+    assert (len(explorer), fields["images"]["kind"], fields["y"]["value"]) == (4, "image", 7)
+
+
+def test_nibabel(opened):
+    nibabel = pytest.importorskip("nibabel", reason="nibabel is not installed")
+    scan = nibabel.Nifti1Image(np.random.default_rng(0).normal(size=(20, 30, 9)).astype(np.float32), np.eye(4))
+    explorer, [fields], _ = opened(scan, 0)
+    assert (len(explorer), fields[""]["kind"], fields[""]["data"]["axes"]) == (1, "volume", 3)
+    assert opened([{"scan": scan}], 0)[1][0]["scan"]["kind"] == "volume"
 
 
 def test_scikit_learn(opened):

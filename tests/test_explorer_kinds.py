@@ -43,11 +43,11 @@ def registry():
 
 
 @pytest.fixture
-def keypoints(registry, monkeypatch):
+def gaze(registry, monkeypatch):
     """The kind of the worked example, registered by its import."""
     monkeypatch.syspath_prepend(Path(__file__).parent / "browser")
-    yield importlib.import_module("keypoints").Keypoints
-    del sys.modules["keypoints"]
+    yield importlib.import_module("gaze").Gaze
+    del sys.modules["gaze"]
 
 
 @dataclasses.dataclass
@@ -116,14 +116,14 @@ def test_each_kind_has_a_name_of_its_own_and_a_module_that_draws_it():
         assert "cover" in exported or not draws_on_cards
 
 
-def test_a_registered_kind_is_asked_first_and_reaches_a_process_that_has_not_registered_it(keypoints, registry):
-    sample = {"image": GRAY, "keypoints": np.array([[10.0, 5.0], [30.0, 25.0]])}
-    assert registry[0] is keypoints
+def test_a_registered_kind_is_asked_first_and_reaches_a_process_that_has_not_registered_it(gaze, registry):
+    sample = {"image": GRAY, "gaze": np.array([[10.0, 5.0], [30.0, 25.0]])}
+    assert registry[0] is gaze
     reader = cloudpickle.dumps(SampleReader([sample], {}, ()))
-    registry.remove(keypoints)
+    registry.remove(gaze)
     read = pickle.loads(reader)[Request(0, view=FULL)]
     field = json.loads(read.content)["fields"][2]
-    assert (field["kind"], field["summary"], field["note"]) == ("keypoints", "2 key points", "over image")
+    assert (field["kind"], field["summary"], field["note"]) == ("gaze", "2 gaze points", "over image")
     assert field["data"] == {"corners": [[10.0, 5.0], [30.0, 25.0]]}
     assert (field["shape"], field["facts"]["shape"]) == ([2, 2], "2\N{MULTIPLICATION SIGN}2")
     drawn = decode(read.buffers[field["picture"]])
@@ -131,8 +131,8 @@ def test_a_registered_kind_is_asked_first_and_reaches_a_process_that_has_not_reg
     assert describe(sample, {}, (), FULL).fields[2].kind == "array"
 
 
-def test_on_a_card_a_registered_kind_shares_the_picture_with_the_others(keypoints):
-    [buffer] = describe({"image": GRAY, "mask": LABELS, "keypoints": np.array([[50, 30]])}, {}).buffers
+def test_on_a_card_a_registered_kind_shares_the_picture_with_the_others(gaze):
+    [buffer] = describe({"image": GRAY, "mask": LABELS, "gaze": np.array([[50, 30]])}, {}).buffers
     drawn = decode(buffer)
     assert [tuple(drawn[y, x]) != (100, 100, 100) for x, y in ((15, 15), (50, 30), (0, 0))] == [True, True, False]
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import waits
 from torch.utils.data import Subset
 
@@ -512,6 +513,37 @@ def test_try_again_takes_the_class_as_it_is_now_and_reads_only_the_samples_of_th
     say(explorer, kind="open", index=5, draw=0, choices={})
     assert "error" not in following(sent, "sample"), "what was read before of the sample is forgotten, too"
     assert set(read) == {5}
+    explorer.close()
+
+
+class Crops(torch.utils.data.Dataset):
+    """A dataset that ignores its index."""
+
+    def __init__(self, *, random):
+        self.data = torch.arange(100_000)
+        self.random = random
+
+    def __len__(self):
+        return 30
+
+    def __getitem__(self, _index):
+        at = int(generator().randrange(len(self.data) - 64)) if self.random else 7
+        return self.data[at : at + 64]
+
+
+def test_samples_that_depend_on_the_seed_only_are_no_duplicates_but_equal_ones_are(sent):
+    explorer = open_explorer(Crops(random=True))
+    explorer.scan(30)
+    assert explorer.problems()["duplicate"] == {}
+    [note] = explorer._state()["notes"]
+    assert note.startswith("What a sample is depends on the random generators and not on its index: 30 of 30 are equal")
+    assert explorer._table.listed("duplicate") == {}
+    explorer.retry(range(30))  # the dataset may be another one now
+    explorer.close()
+    explorer = open_explorer(Crops(random=False))
+    explorer.scan(30)
+    assert len(explorer.problems()["duplicate"]) == 29
+    assert explorer._state()["notes"] == []
     explorer.close()
 
 

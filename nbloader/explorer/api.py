@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 from nbloader._util.validate import one_of
 from nbloader.explorer.describer import Renderer
+from nbloader.explorer.kinds import KINDS
 
 if TYPE_CHECKING:
     from nbloader.explorer.widget import Explorer
@@ -37,6 +38,9 @@ class Explore:
         seed: int = 0,
         buffer: int = 1000,
         normalization: tuple[Any, Any] | Literal[False] | None = None,
+        kinds: Mapping[str, str] | None = None,
+        tokenizer: Any = None,
+        split: str | int | None = None,
     ) -> Explorer | None:
         """Open an explorer on the samples of an object.
 
@@ -46,7 +50,8 @@ class Explore:
 
         Args:
             x: A map dataset, an iterable dataset, torch's loader, an nbloader loader (even while it runs), an array, a
-                list, or a dict of columns. For a loader, the samples of its dataset are shown.
+                list, a dict of columns, a table of pandas, polars or Arrow, a dataset of Lance, or the path of a
+                Parquet file or a Lance dataset. For a loader, the samples of its dataset are shown.
             num_workers: Number of workers, each of which reads one sample at a time. A stream is read by one worker.
             workers: "process" or "thread"; by default the loader's kind, threads for data in memory and streams, and
                 otherwise processes. A dataset that cannot be sent to processes is read in threads, and a note says so.
@@ -55,6 +60,13 @@ class Explore:
             normalization: Mean and standard deviation of the channels, to undo the normalization when pictures of
                 floats are drawn; figures are not affected. None uses the `Normalize` among the dataset's transforms, if
                 there is one. False draws pictures as they are.
+            kinds: What fields are, by their name or position, where shapes and neighbors do not tell:
+                `{"1": "mask", "meta.window": "signal"}`. Kinds: audio, boxes, cloud, flow, image, keypoints, mask,
+                signal, tokens, volume. A value that cannot be drawn so is drawn as usual, and a note says so.
+            tokenizer: An object with `decode(ids)` that turns token ids into text. None uses the `tokenizer` of the
+                dataset or the collate function, if there is one.
+            split: Which part of a `DatasetDict`, by its name, or of a list of datasets, such as the result of
+                `random_split`, by its position. None uses "train", or the first one.
 
         Returns:
             The explorer. It is shown if it is the last expression of a cell, or by `show()`. In a script or a terminal
@@ -62,7 +74,8 @@ class Explore:
 
         Raises:
             TypeError: `x` has no samples.
-            ValueError: A number is not positive, or `normalization` is invalid.
+            ValueError: A number is not positive, `normalization` is invalid, there is no such split, or a kind is not
+                registered.
         """
         from nbloader.frontend.host import host
 
@@ -72,6 +85,8 @@ class Explore:
             from nbloader.workers import registry
 
             one_of("workers", workers, get_args(registry.InterchangeableKind))
+        for name in (kinds or {}).values():
+            one_of("kinds", name, tuple(kind.name for kind in KINDS))
         if host() is None:
             print(INSTEAD)  # noqa: T201 - as the dashboard would be in the output of a cell
             return None
@@ -79,7 +94,7 @@ class Explore:
 
         return Explorer(
             x, tuple(self._renderers), num_workers=num_workers, workers=workers, seed=seed, buffer=buffer,
-            normalization=normalization,
+            normalization=normalization, kinds=kinds, tokenizer=tokenizer, split=split,
         )  # fmt: skip
 
     def renderer(self, applies: str | type | Callable[[str, Any], bool]) -> Callable[[F], F]:

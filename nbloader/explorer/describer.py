@@ -7,24 +7,27 @@ A card is what the gallery and the table show of a sample: one picture and short
 statistics, large pictures and long strings. Both have a bounded size for any sample and contain no markup: the browser
 shows every string as plain text. Describing a sample never raises.
 
-    value   -> a renderer of the user may replace it -> the first of `kinds.KINDS` that recognizes it describes it
+    value   -> a renderer of the user may replace it; encoded pictures are decoded
+               -> the kind that the user names, or the first of `kinds.KINDS` that recognizes it, describes it
                -> the same for its parts, if it is a container
     fields  -> `overlays.draw_overlays`: those that belong over the picture of another one are drawn there
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 from numpy.typing import NDArray
 
 from nbloader._util.format import clean
+from nbloader.explorer.encoded import decoded
 from nbloader.explorer.field import CARD_FIELDS, FEW, SUMMARY, Description, shape_text
 from nbloader.explorer.inspector import Inspector
-from nbloader.explorer.kinds import KINDS, Context, Failure, Kind, Names, Value
+from nbloader.explorer.kinds import KINDS, NO_PARTS, Context, Failure, Kind, Names, Value
 from nbloader.explorer.normalization import Normalization
 from nbloader.explorer.overlays import draw_overlays
+from nbloader.explorer.overview import PictureIn, pictures_in
 from nbloader.explorer.texts import joined
 from nbloader.explorer.values import FULL_ELEMENTS, facts_of, figures_of
 from nbloader.explorer.view import View
@@ -34,6 +37,10 @@ MAX_FIELDS = 200
 MAX_DEPTH = 8
 CAPTION_FIELDS = 3
 """Maximum number of fields in the caption of a card."""
+
+
+Hints: TypeAlias = "Mapping[str, str]"
+"""The kind of a field, by its path or its name, as the user states it."""
 
 
 class Renderer(NamedTuple):
@@ -60,6 +67,10 @@ def describe(
     view: View | None = None,
     normalization: Normalization | None = None,
     kinds: Sequence[type[Kind]] = KINDS,
+    *,
+    hints: Hints | None = None,
+    tokenizer: Any = None,
+    root: str = "",
 ) -> Description:
     """Describe a sample.
 
@@ -70,17 +81,32 @@ def describe(
         view: How to describe the sample.
         normalization: The normalization to undo when pictures are drawn. Statistics are not affected.
         kinds: The kinds of values; the first that recognizes a value describes it.
+        hints: Kinds of fields, as the user states them.
+        tokenizer: Turns token ids into text.
+        root: Folder of the dataset's files.
     """
-    return _Describer(renderers, Context(view or View(), names, normalization), kinds).describe(sample)
+    pictures = _overview(sample)
+    context = Context(view or View(), names, normalization, pictures, tokenizer=tokenizer, root=root)
+    return _Describer(renderers, context, kinds, hints or {}).describe(sample)
+
+
+def _overview(sample: Any) -> Sequence[PictureIn]:
+    try:
+        return pictures_in(sample)
+    except Exception:  # noqa: BLE001 - an unknown type of object may raise anything when it is inspected
+        return ()
 
 
 class _Describer:
     """Describes one sample."""
 
-    def __init__(self, renderers: Sequence[Renderer], context: Context, kinds: Sequence[type[Kind]]) -> None:
+    def __init__(
+        self, renderers: Sequence[Renderer], context: Context, kinds: Sequence[type[Kind]], hints: Hints
+    ) -> None:
         self._renderers = renderers
         self._context = context
         self._kinds = kinds
+        self._hints = hints
         self._described: list[Kind] = []
         self._left_out = 0
         self._open: set[int] = set()  # containers being described: one may contain itself
@@ -102,15 +128,18 @@ class _Describer:
             check=None if self._inspector is None else self._inspector.check(),
         )
 
-    def _walk(self, path: str, content: Any, depth: int) -> None:
+    def _walk(
+        self, path: str, content: Any, depth: int, neighbors: Mapping[str, Any] = NO_PARTS, key: str = ""
+    ) -> None:
         if len(self._described) >= MAX_FIELDS:
             self._left_out += 1
             return
         try:
             content, note = self._rendered(path, content)
             expandable = depth < MAX_DEPTH and id(content) not in self._open
-            value = Value(path, content, self._context, expandable=expandable)
-            kind = next(kind for kind in self._kinds if kind.recognizes(value))(value)
+            value = Value(path, content, self._context, expandable=expandable, neighbors=neighbors, key=key)
+            kind_of_it, misfit = self._kind_of(value)
+            kind = kind_of_it(value)
             parts = kind.parts()
             kind.describe()
             kind.field.container = parts is not None
@@ -119,7 +148,7 @@ class _Describer:
                     self._add_figures(kind, kind.array)
                 if self._inspector is not None:
                     self._inspector.inspect(kind)
-            kind.field.note = joined(note, kind.field.note)
+            kind.field.note = joined(note, misfit, kind.field.note)
         except Exception as error:  # noqa: BLE001 - an unknown type of object may raise anything when it is inspected
             kind, parts = Failure(Value(path, content, self._context), error), None
             kind.describe()
@@ -127,15 +156,26 @@ class _Describer:
         self._described.append(kind)
         if parts is not None:
             self._open.add(id(content))
-            for name, part in parts:
-                self._walk(f"{path}.{name}" if path else name, part, depth + 1)
+            listed = list(parts)
+            beside = dict(listed)
+            for name, part in listed:
+                self._walk(f"{path}.{name}" if path else name, part, depth + 1, beside, name)
             self._open.discard(id(content))
+
+    def _kind_of(self, value: Value) -> tuple[type[Kind], str]:
+        """Return the kind that describes a value, and a note if it is not the one that the user states."""
+        stated = self._hints.get(value.path, self._hints.get(value.key))
+        kind = next((kind for kind in self._kinds if kind.name == stated), None)
+        if kind is not None and kind.fits(value):
+            return kind, ""
+        recognized = next(kind for kind in self._kinds if kind.recognizes(value))
+        return recognized, f"not drawn as {stated}: neither its shape nor its type suits" if stated else ""
 
     def _rendered(self, path: str, content: Any) -> tuple[Any, str]:
         for renderer in self._renderers:
             if renderer.matches(path, content):
                 return renderer.draw(content), f"drawn by {getattr(renderer.draw, '__name__', 'a renderer')}()"
-        return content, ""
+        return decoded(content)
 
     def _add_figures(self, kind: Kind, array: NDArray[Any]) -> None:
         """Add what is shown of every array: shape, type and statistics."""
@@ -157,7 +197,7 @@ class _Describer:
         ranks = [
             (kind.cover(), at)
             for at, kind in enumerate(self._described)
-            if not (kind.field.container or kind.field.absent)
+            if (kind.field.drawn or not kind.field.container) and not kind.field.absent
         ]
         return min(ranks)[1] if ranks else -1
 

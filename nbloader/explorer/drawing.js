@@ -18,7 +18,9 @@
 //   picture(el, number)    draws the PNG with this number among the attached buffers; nothing if it is undefined
 //   wave(el, points)       draws an envelope: [[least, greatest], ...] of its sections, from 0 to 1
 //   url(number, type)      a URL of an attached buffer
-//   choose(number)         describes the sample again, with Context.choice() for this field; only in draw()
+//   buffer(number)         an attached buffer, as an ArrayBuffer of its own
+//   choose(number, name)   describes the sample again, with Context.choice() for this field; only in draw()
+//   choice(el, label, options, at, name)  a list from which the user chooses; only in draw()
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -59,6 +61,10 @@ class Media {
     }
     return this.urls.get(number);
   }
+  buffer(number) {
+    const { buffer, byteOffset, byteLength } = this.buffers[this.first + number];
+    return buffer.slice(byteOffset, byteOffset + byteLength);
+  }
   release() {
     for (const url of this.urls.values()) URL.revokeObjectURL(url);
     this.urls.clear();
@@ -82,7 +88,15 @@ class Drawing {
       if (field.size && Math.max(...field.size) < 128) node.classList.add("nbx-pixels");
       node.src = media.url(number, "image/png");
     };
-    return { make, svg, title, picture, wave, url: (number, type) => media.url(number, type), choose };
+    const choice = (parent, label, options, at, name) => {
+      const select = make("select", "", parent);
+      select.setAttribute("aria-label", label);
+      select.append(...options.map((text, number) => Object.assign(make("option", "", null, text), { value: number })));
+      select.value = at;
+      select.addEventListener("change", () => choose(Number(select.value), name));
+    };
+    const url = (number, type) => media.url(number, type);
+    return { make, svg, title, picture, wave, url, buffer: (number) => media.buffer(number), choose, choice };
   }
   full(parent, field, media, choose) {
     this.kind(field).draw(parent, field, this.api(field, media, field.path || "sample", choose));

@@ -462,7 +462,7 @@ export async function mount({ model, el, styles, asset, load }) {
       if (sample.left_out) make("p", "nbl-note", detail, `${whole(sample.left_out)} more fields`);
     }
     detail.scrollTop = scrolled;
-    if (focused) [...detail.querySelectorAll("button, input")].find((node) => node.getAttribute("aria-label") === focused)?.focus();
+    if (focused) [...detail.querySelectorAll("button, input, select, canvas")].find((node) => node.getAttribute("aria-label") === focused)?.focus();
   };
   const drawBeside = (versions) => {
     if (!versions.length) return;
@@ -492,7 +492,9 @@ export async function mount({ model, el, styles, asset, load }) {
     make("strong", "", line, field.path.split(".").at(-1) || "sample");
     const facts = [field.type, field.shape?.join("×"), field.dtype, field.nbytes ? bytes(field.nbytes) : ""];
     make("span", "nbl-note", line, facts.filter(Boolean).join(" · "));
-    drawing.full(box, field, media, (number) => open(opened.index, opened.draw, { ...opened.choices, [field.path]: number }));
+    drawing.full(box, field, media, (number, name) => {
+      open(opened.index, opened.draw, { ...opened.choices, [name ? `${field.path}#${name}` : field.path]: number });
+    });
     for (const text of field.figures ?? []) make("div", "nbl-note", box, text);
     if (field.histogram?.length) bars(box, field.histogram, field.range);
     if (field.note) make("div", "nbl-note", box, field.note);

@@ -29,7 +29,7 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +43,7 @@ from nbloader.engine.leaving import LeavingWorkers
 from nbloader.errors import DatasetTransferError
 from nbloader.events.failures import WorkerFailure
 from nbloader.events.remote_errors import describe
+from nbloader.explorer.describer import Hints
 from nbloader.explorer.normalization import Normalization
 from nbloader.explorer.reader import ReadSample, Request, SampleReader, as_read, failure, scan_request
 from nbloader.explorer.requests import RequestQueue, SampleCache
@@ -87,6 +88,7 @@ class SampleFetcher:
         source: The samples.
         renderers: User-defined renderers.
         normalization: The normalization to undo when pictures are drawn.
+        hints: Kinds of fields, as the user states them.
         num_workers: Number of workers that read at the same time.
         kind: "process" or "thread".
         seed: Sample `i` is drawn with a seed derived from this one, `i` and the number of the draw.
@@ -100,6 +102,7 @@ class SampleFetcher:
         source: Source,
         renderers: tuple[Any, ...],
         normalization: Normalization | None = None,
+        hints: Hints | None = None,
         *,
         num_workers: int,
         kind: str,
@@ -109,7 +112,10 @@ class SampleFetcher:
         on_problem: Callable[[str], None],
     ) -> None:
         self._source = source
-        self._reader = SampleReader(source.dataset, source.names, renderers, normalization)
+        self._reader = SampleReader(
+            source.dataset, source.names, renderers, normalization,
+            hints=hints, tokenizer=source.tokenizer, root=source.root,
+        )  # fmt: skip
         self.num_workers = 1 if source.streaming else num_workers
         self.kind = kind
         self.seed = seed
@@ -159,6 +165,16 @@ class SampleFetcher:
         """Scan these samples, too, while nothing else is wanted; `on_read` gets them. They are not cached."""
         with self._lock:
             self._queue.scan(map(scan_request, indices))
+            self._run()
+
+    def probe(self, draws: Mapping[int, int]) -> None:
+        """Scan samples again under other seeds; `on_read` gets them.
+
+        Args:
+            draws: The number of the random draw, not 0, by dataset index.
+        """
+        with self._lock:
+            self._queue.scan(scan_request(index, draw) for index, draw in draws.items())
             self._run()
 
     def stop_scan(self) -> None:
@@ -483,7 +499,7 @@ def sample_seed(seed: int, request: Request) -> int:
     if request.delivery is not None:
         return request.delivery.seed
     if request.view.scan:  # one seed for all: equal samples stay equal after random augmentation
-        return mix(seed)
+        return mix(seed, request.draw) if request.draw else mix(seed)
     return mix(seed, request.index, request.draw)
 
 

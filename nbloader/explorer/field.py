@@ -112,8 +112,8 @@ def to_json(item: Field) -> dict[str, Any]:
 
 
 def card_fields(fields: Sequence[Field]) -> list[Field]:
-    """Return the fields of a card: the first leaves."""
-    return [item for item in fields if not item.container][:CARD_FIELDS]
+    """Return the fields of a card: the first leaves, and containers that have a drawing."""
+    return [item for item in fields if item.drawn or not item.container][:CARD_FIELDS]
 
 
 def shape_text(shape: Sequence[int]) -> str:

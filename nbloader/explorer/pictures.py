@@ -41,6 +41,19 @@ class Picture(NamedTuple):
     """How values became brightness; empty for bytes."""
 
 
+class Limits(NamedTuple):
+    """Which values are black and white."""
+
+    low: float
+    high: float
+    note: str
+    """Names them."""
+
+
+NARROW = 0.1
+"""How far outside of 0 to 1 floats of a picture may be: resampling exceeds the range of what was resampled."""
+
+
 def layout_of(shape: tuple[int, ...], *, least: int = MIN_SIDE) -> Layout | None:
     """Return which axes of an array are rows, columns and channels; None if it does not look like a picture.
 
@@ -59,12 +72,24 @@ def layout_of(shape: tuple[int, ...], *, least: int = MIN_SIDE) -> Layout | None
     return None
 
 
+def slice_axis(shape: tuple[int, ...]) -> int:
+    """Return the axis along which an array with three axes is a stack of pictures.
+
+    It is the first one, unless the last one is much shorter than both others: bands of a satellite's picture, or slices
+    of a scan, after rows and columns.
+    """
+    first, middle, last = shape
+    return 2 if min(first, middle) >= MIN_SIDE and 2 * last <= min(first, middle) else 0
+
+
 def has_slices(shape: tuple[int, ...]) -> bool:
     """Whether an array with these axes is a stack of pictures.
 
     Args:
         shape: Shape of an array that is not a picture itself.
     """
+    if len(shape) == 3 and min(shape) > 1 and slice_axis(shape) == 2:
+        return True
     return len(shape) >= 3 and (min(shape[-2:]) >= MIN_SIDE or layout_of(shape[-3:]) == "HWC")
 
 
@@ -75,43 +100,52 @@ def rows_columns(array: NDArray[Any], layout: Layout) -> NDArray[Any]:
     return array if layout == "HWC" else np.moveaxis(array, 0, 2)
 
 
-def picture_of(array: NDArray[Any], layout: Layout, side: int) -> Picture | None:
+def picture_of(array: NDArray[Any], layout: Layout, side: int, limits: Limits | None = None) -> Picture | None:
     """Draw an array as a picture; None if its elements are not numbers.
 
     Args:
         array: An array of numbers.
         layout: Layout of its axes.
         side: Maximum width and height of the PNG.
+        limits: Which values are black and white; None for those that `limits_of` finds.
     """
     pixels = rows_columns(array, layout)
     height, width = pixels.shape[:2]
-    converted = _to_bytes(shrink(pixels, side), pixels)
+    converted = _to_bytes(shrink(pixels, side), pixels, limits)
     if converted is None:
         return None
     image, note = converted
     return Picture(png(image), width, height, note)
 
 
-def _to_bytes(small: NDArray[Any], whole: NDArray[Any]) -> tuple[Pixels, str] | None:
+def limits_of(array: NDArray[Any]) -> Limits | None:
+    """Return which values of a picture or a stack of them are black and white; None if they are not numbers."""
+    figures = figures_of(thinned(array, CARD_ELEMENTS))
+    if figures is None:
+        return None
+    if figures.minimum is None or figures.maximum is None:
+        return Limits(0.0, 1.0, "no finite value")
+    return Limits(*_range(figures.minimum, figures.maximum, array.dtype))
+
+
+def _to_bytes(small: NDArray[Any], whole: NDArray[Any], limits: Limits | None) -> tuple[Pixels, str] | None:
     """Convert values to brightness, and describe how.
 
     Args:
         small: The pixels to convert.
         whole: All pixels, whose range determines the scale.
+        limits: Which values are black and white; None for a range of all pixels.
     """
-    if small.dtype == np.uint8:
+    if limits is None and small.dtype == np.uint8:
         return small, ""
     if small.dtype == np.bool_:
         return small.astype(np.uint8) * np.uint8(BYTE), "False is black"
-    figures = figures_of(thinned(whole, CARD_ELEMENTS))
-    if figures is None:
+    limits = limits or limits_of(whole)
+    if limits is None:
         return None
     if small.dtype.kind == "c":
         small = np.abs(small)
-    if figures.minimum is None or figures.maximum is None:
-        low, high, note = 0.0, 1.0, "no finite value"
-    else:
-        low, high, note = _range(figures.minimum, figures.maximum, whole.dtype)
+    low, high, note = limits
     with np.errstate(all="ignore"):
         values = small.astype(np.float64)
     image = np.rint(unit_range(values, low, high) * BYTE).astype(np.uint8)
@@ -131,11 +165,11 @@ def _range(low: float, high: float, dtype: np.dtype[Any]) -> tuple[float, float,
             return 0.0, BYTE, "0 to 255"
         if dtype == np.uint16 and high > SHORT // 4:
             return 0.0, SHORT, "0 to 65535"
-    elif low >= 0 and high <= 1:
+    elif (low >= 0 and high <= 1) or (low >= -NARROW and 1 / 2 < high <= 1 + NARROW):
         return 0.0, 1.0, "0 to 1"
-    elif low >= -1 and high <= 1:
+    elif low >= -1 - NARROW and high <= 1 + NARROW:
         return -1.0, 1.0, "-1 to 1"
-    elif low >= 0 and high <= BYTE:
+    elif low >= 0 and BYTE / 8 < high <= BYTE:
         return 0.0, BYTE, "0 to 255"
     if low == high:
         return low - 1, high + 1, f"constant {number(low)}"
@@ -170,10 +204,10 @@ def shrink(pixels: NDArray[Any], side: int, *, average: bool = True) -> NDArray[
         return np.asarray(blocks.astype(np.float64).mean(axis=(1, 3)))
 
 
-def to_rgb(array: NDArray[Any], layout: Layout, side: int) -> Pixels | None:
+def to_rgb(array: NDArray[Any], layout: Layout, side: int, limits: Limits | None = None) -> Pixels | None:
     """Return the pixels of a picture in three channels, for drawing on them."""
     pixels = rows_columns(array, layout)
-    converted = _to_bytes(shrink(pixels, side), pixels)
+    converted = _to_bytes(shrink(pixels, side), pixels, limits)
     if converted is None:
         return None
     image = converted[0]

@@ -11,6 +11,11 @@
 |             | axes or channels; or in the fields that it has                                                         |
 
 What most samples have is not a problem: a field that is constant in more than half of the samples is not listed.
+
+A scan gives all samples the same seed. A dataset that ignores its index, such as one that takes random crops of one
+recording, then returns the same content for all: `suspects()` are two samples that are equal to more than half of all,
+and that are read under other seeds. If they differ there, what they have in common is the seed, and they are no
+duplicates.
 """
 
 from __future__ import annotations
@@ -70,17 +75,19 @@ Found: TypeAlias = "dict[ProblemKind, dict[int, str]]"
 """By kind: the samples that have the problem, by dataset index, with a description."""
 
 
-def find_problems(errors: Mapping[int, str], checks: Mapping[int, Check]) -> Found:
+def find_problems(errors: Mapping[int, str], checks: Mapping[int, Check], drawn: str = "") -> Found:
     """List the problems.
 
     Args:
         errors: Errors of the samples that could not be read, by dataset index.
         checks: Checks of the other samples, if they were scanned, by dataset index.
+        drawn: Digest of a content that follows from the seed and not from the index: samples that have it are no
+            duplicates.
     """
     ordered = dict(sorted(checks.items()))
     return {
         "failed": dict(sorted(errors.items())),
-        "duplicate": {index: detail for group in groups(ordered) for index, detail in _repeated(group, ordered)},
+        "duplicate": {index: detail for group in groups(ordered, drawn) for index, detail in _repeated(group, ordered)},
         "not finite": _uncommon(
             {i: check.not_finite for i, check in ordered.items()}, "has numbers that are not finite"
         ),
@@ -89,17 +96,28 @@ def find_problems(errors: Mapping[int, str], checks: Mapping[int, Check]) -> Fou
     }
 
 
-def groups(checks: Mapping[int, Check]) -> list[list[int]]:
+def groups(checks: Mapping[int, Check], drawn: str = "") -> list[list[int]]:
     """Return groups of samples with equal content, each in the order of the indices.
 
     Args:
         checks: Checks in the order of the indices.
+        drawn: See `find_problems`.
     """
     equal: dict[str, list[int]] = {}
     for index, check in checks.items():
-        if check.digest:
+        if check.digest and check.digest != drawn:
             equal.setdefault(check.digest, []).append(index)
     return [group for group in equal.values() if len(group) > 1]
+
+
+def suspects(checks: Mapping[int, Check]) -> list[int]:
+    """Return two samples that are equal to more than half of all, to be read under other seeds; none if there are none.
+
+    Args:
+        checks: Checks in the order of the indices.
+    """
+    largest = max(groups(checks), key=len, default=[])
+    return largest[:2] if len(checks) >= FEWEST and len(largest) > COMMON * len(checks) else []
 
 
 def _repeated(group: list[int], checks: Mapping[int, Check]) -> Iterable[tuple[int, str]]:

@@ -20,7 +20,7 @@ from nbloader._util.signals import raised_by_handler
 from nbloader.events.remote_errors import describe as describe_error
 from nbloader.explorer.adapters import EndOfStreamError
 from nbloader.explorer.batch_samples import WHOLE, BatchSamples
-from nbloader.explorer.describer import Renderer, describe
+from nbloader.explorer.describer import Hints, Renderer, describe
 from nbloader.explorer.field import card_fields, to_json
 from nbloader.explorer.kinds import KINDS, Names
 from nbloader.explorer.normalization import Normalization
@@ -42,9 +42,14 @@ class Request(NamedTuple):
     """The delivery to reproduce; None for a separate random draw."""
 
 
-def scan_request(index: int) -> Request:
-    """Return the request with which a scan reads a sample."""
-    return Request(index, view=View(scan=True))
+def scan_request(index: int, draw: int = 0) -> Request:
+    """Return the request with which a scan reads a sample.
+
+    Args:
+        index: Dataset index of the sample.
+        draw: 0 for the seed that all samples of a scan share, any other number for another one.
+    """
+    return Request(index, draw, View(scan=True))
 
 
 class ReadSample(NamedTuple):
@@ -105,6 +110,9 @@ class SampleReader:
         names: Class names, by field.
         renderers: User-defined renderers.
         normalization: The normalization to undo when pictures are drawn.
+        hints: Kinds of fields, as the user states them.
+        tokenizer: Turns token ids into text.
+        root: Folder of the dataset's files.
     """
 
     def __init__(
@@ -113,11 +121,16 @@ class SampleReader:
         names: Names,
         renderers: Sequence[Renderer],
         normalization: Normalization | None = None,
+        *,
+        hints: Hints | None = None,
+        tokenizer: Any = None,
+        root: str = "",
     ) -> None:
         self._dataset = dataset
         self._names = names
         self._renderers = renderers
         self._normalization = normalization
+        self._hints, self._tokenizer, self._root = hints or {}, tokenizer, root
         self._kinds = tuple(KINDS)  # also those that were registered outside of this package, which no worker imports
 
     def __getitem__(self, request: Request) -> ReadSample:
@@ -143,7 +156,10 @@ class SampleReader:
             seconds = time.perf_counter() - begin
             return ReadSample(error_content(error), [], seconds, time.thread_time() - cpu_begin, failed=True)
         seconds, cpu_seconds = time.perf_counter() - begin, time.thread_time() - cpu_begin
-        description = describe(sample, self._names, self._renderers, request.view, self._normalization, self._kinds)
+        description = describe(
+            sample, self._names, self._renderers, request.view, self._normalization, self._kinds,
+            hints=self._hints, tokenizer=self._tokenizer, root=self._root,
+        )  # fmt: skip
         shown = description.fields if request.view.full else card_fields(description.fields)
         at = {id(field): place for place, field in enumerate(shown)}
         places = [at.get(id(field), -1) for field in description.fields]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 from nbloader._util.format import clean
@@ -13,7 +14,9 @@ from nbloader.batch.rows import is_in_memory
 from nbloader.events import EventBus
 from nbloader.explorer.adapters import Adapted, Stream
 from nbloader.explorer.batch_samples import BatchSamples
+from nbloader.explorer.declarations import class_names, root_of, tokenizer_of
 from nbloader.explorer.kinds import Names
+from nbloader.explorer.tables import arrays_of, length_of_array, opened, rows_of
 from nbloader.workers.fetcher import is_async
 from nbloader.workers.in_process import SampleDelivery
 from nbloader.workers.registry import kind_class
@@ -58,26 +61,63 @@ class Source:
     """Whether the samples are one batch: they are the same in each draw, and index `WHOLE` is the batch itself."""
     note: str = ""
     """A line of text about the source."""
+    tokenizer: Any = None
+    """Turns token ids into text; None if there is none."""
+    root: str = ""
+    """Folder of the dataset's files; "" if it is not known."""
 
 
-def source_of(x: Any, buffer: int) -> Source:
+def source_of(x: Any, buffer: int, split: str | int | None = None) -> Source:
     """Determine what the samples of an object are.
 
     Args:
-        x: A loader, a dataset, an array, a dict of columns, or anything that can be iterated.
+        x: A loader, a dataset, an array, a dict of columns, a table, or anything that can be iterated.
         buffer: Maximum number of samples of a stream that are kept.
+        split: Which of several datasets, such as those of a `DatasetDict`; None for the one for training.
 
     Raises:
         TypeError: The object has no samples.
+        ValueError: There is no such split.
     """
+    splits = _splits(x)
+    if splits or split is not None:
+        return _of_splits(x, splits, split, buffer)
     if _is_of_torch(x, "DataLoader"):
         return _of_loader(x, buffer)
+    if isinstance(x, Path) or (isinstance(x, str) and x.lower().endswith((".parquet", ".lance"))):
+        return _of_dataset(opened(x), buffer, Path(x).name)
     if isinstance(x, BatchSamples):
         return Source(
             x, len(x), x.title, names=class_names(x), workers=x.workers, worker_init_fn=x.worker_init_fn,
-            original=x.dataset, fixed=True, note=x.note,
+            original=x.dataset, fixed=True, note=x.note, tokenizer=tokenizer_of(x.dataset), root=root_of(x.dataset),
         )  # fmt: skip
     return _of_dataset(x, buffer, type(x).__name__)
+
+
+def _splits(x: Any) -> Mapping[str, Any]:
+    """Return several datasets in one object by name: Hugging Face's `DatasetDict`, what `random_split` returns."""
+    if isinstance(x, Mapping):
+        named = type(x).__name__ in ("DatasetDict", "IterableDatasetDict")
+        return {str(name): part for name, part in x.items()} if named else {}
+    several = isinstance(x, (list, tuple)) and bool(x) and all(_is_of_torch(part, "Dataset") for part in x)
+    return {str(at): part for at, part in enumerate(x)} if several else {}
+
+
+def _of_splits(x: Any, splits: Mapping[str, Any], split: str | int | None, buffer: int) -> Source:
+    if not splits:
+        raise ValueError(f"split={split!r} is for a DatasetDict or a list of datasets, not for {type(x).__name__}")
+    chosen = str(split) if split is not None else "train" if "train" in splits else next(iter(splits))
+    if chosen not in splits:
+        raise ValueError(f"there is no split {split!r}: there are {', '.join(splits)}")
+    source = source_of(splits[chosen], buffer)
+    others = ", ".join(f"{name} ({_size(part)})" for name, part in splits.items() if name != chosen)
+    how = f"explore(..., split={next(name for name in (*splits, '') if name != chosen)!r})" if len(splits) > 1 else ""
+    note = f"Split {chosen}. Others: {others}; {how} shows another one." if others else source.note
+    return replace(source, title=f"{source.title} {chosen}", note=note)
+
+
+def _size(dataset: Any) -> str:
+    return f"{len(dataset):,}" if hasattr(dataset, "__len__") else "a stream"
 
 
 def _is_of_torch(x: Any, name: str) -> bool:
@@ -114,16 +154,25 @@ def _of_loader(loader: Any, buffer: int) -> Source:
         init_fn,
         loader if ours else None,
         loader.dataset,
+        note=source.note,
+        tokenizer=source.tokenizer or tokenizer_of(getattr(loader, "collate_fn", None)),
+        root=source.root,
     )
 
 
 def _of_dataset(x: Any, buffer: int, title: str) -> Source:
     dataset, names = x, class_names(x)
     iterable = _is_of_torch(x, "IterableDataset")
-    if isinstance(x, Mapping):
-        dataset = _of_mapping(x)
-    elif hasattr(x, "iloc") and hasattr(x, "columns"):  # a data frame: x[0] would be a column
-        dataset = Adapted(len(x), partial(_row, x))
+    of_table = None if isinstance(x, (type, Mapping)) or iterable else rows_of(x)
+    columns = x if isinstance(x, Mapping) else arrays_of(x)
+    if columns is not None:
+        dataset = _of_mapping(columns)
+    elif of_table is not None:
+        dataset = of_table
+    elif hasattr(x, "dataobj") and hasattr(x, "affine"):  # an image of nibabel: one sample
+        dataset = [x]
+    elif not hasattr(x, "__len__") and not iterable and (length := length_of_array(x)) is not None:
+        dataset = Adapted(length, x.__getitem__)
     elif isinstance(x, (str, bytes)) or not (hasattr(x, "__getitem__") or hasattr(x, "__iter__")):
         raise TypeError(
             f"explore() takes a dataset, a loader, an array, a dict of columns or an iterable, not "
@@ -132,17 +181,19 @@ def _of_dataset(x: Any, buffer: int, title: str) -> Source:
     if not iterable and hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
         in_memory = dataset is not x or isinstance(x, (list, tuple, range)) or is_in_memory(x)
         workers = "thread" if in_memory or is_async(dataset) else "process"
-        return Source(dataset, len(dataset), title, names=names, workers=workers, original=x)
+        return Source(
+            dataset, len(dataset), title, names=names, workers=workers, original=x,
+            tokenizer=tokenizer_of(x), root=root_of(x),
+        )  # fmt: skip
     if not hasattr(x, "__iter__"):
         raise TypeError(
             f"explore() needs the number of samples: {type(x).__name__} has __getitem__ but no __len__; add __len__, "
             "or pass an iterable"
         )
-    return Source(Stream(x, buffer), buffer, title, streaming=True, names=names, workers="thread", original=x)
-
-
-def _row(frame: Any, index: int) -> Any:
-    return frame.iloc[index].to_dict()
+    return Source(
+        Stream(x, buffer), buffer, title, streaming=True, names=names, workers="thread", original=x,
+        tokenizer=tokenizer_of(x), root=root_of(x),
+    )  # fmt: skip
 
 
 def _column_sample(columns: Mapping[str, Any], index: int) -> dict[str, Any]:
@@ -170,43 +221,9 @@ def _length(value: Any) -> int | None:
     if isinstance(value, (str, bytes, Mapping)) or not hasattr(value, "__getitem__") or hasattr(value, "columns"):
         return None
     try:
-        return len(value)
+        return len(value) if hasattr(value, "__len__") else length_of_array(value)
     except TypeError:  # a zero-dimensional array
         return None
-
-
-def class_names(dataset: Any) -> Names:
-    """Return class names by field: torchvision's `classes`, scikit-learn's `target_names`, Hugging Face's features.
-
-    Args:
-        dataset: Any dataset; for a `Subset`, the inner dataset is used.
-    """
-    for _ in range(8):  # a Subset may contain a Subset
-        classes = dataset.get("target_names") if isinstance(dataset, Mapping) else getattr(dataset, "classes", None)
-        if found := _names(classes):
-            return {"*": found}
-        features = getattr(dataset, "features", None)
-        if isinstance(features, Mapping):
-            listed = {str(name): _names_of(feature) for name, feature in features.items()}
-            return {name: names for name, names in listed.items() if names}
-        inner = getattr(dataset, "dataset", None)
-        if inner is None or inner is dataset:
-            break
-        dataset = inner
-    return {}
-
-
-def _names_of(feature: Any) -> list[str]:
-    """Return the class names of a Hugging Face feature; those of its elements, if it is a list."""
-    return _names(getattr(feature, "names", None)) or _names(getattr(getattr(feature, "feature", None), "names", None))
-
-
-def _names(value: Any) -> list[str]:
-    """Return a list of class names; empty if the value is not one."""
-    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
-        return []
-    names = list(value)
-    return [clean(name) for name in names] if all(isinstance(name, str) for name in names) else []
 
 
 def delivered(loader: FollowedLoader | None, limit: int) -> list[int]:

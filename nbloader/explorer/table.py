@@ -14,15 +14,17 @@ import math
 import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nbloader._util.format import clean
-from nbloader.explorer.problems import Check, Form, Found, ProblemKind, find_problems, groups
+from nbloader.explorer.own_columns import OwnColumn
+from nbloader.explorer.problems import Check, Form, Found, ProblemKind, find_problems, groups, suspects
 from nbloader.explorer.reader import ReadSample
+from nbloader.explorer.text_index import TextIndex
 
 Row: TypeAlias = "dict[str, Any]"
 """Facts about a sample, see `Explorer.rows`."""
@@ -40,6 +42,10 @@ MAX_CATEGORIES = 200
 MAX_COLUMNS = 60
 MAX_SHARED = 1000
 """Maximum number of distinct sets of names, and of distinct forms, that are cached so that rows can share them."""
+MIN_CORNERS = 3
+"""Minimum number of corners of a polygon."""
+MAX_CLASSES = 100
+"""Maximum number of classes in a table of pairs."""
 POINTS = 4000
 """Maximum number of points of a scatter plot."""
 LOGARITHMIC = 100
@@ -51,11 +57,11 @@ OTHERS = "others"
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """The values of one name in all rows: numbers, or category codes."""
+    """The values of one name: numbers, or category codes."""
 
     name: str
     values: NDArray[np.float64]
-    """NaN if a row has no value."""
+    """NaN if a sample has no value."""
     categories: tuple[str, ...] | None
     """The most frequent one first; None for a numeric column."""
     edges: NDArray[np.float64]
@@ -63,6 +69,30 @@ class Column:
     logarithmic: bool
     whole: bool = False
     """Whether each bin holds a single whole number."""
+    places: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    """Positions of the values among `SampleTable.indices()`."""
+
+    def spread(self, count: int, values: NDArray[Any] | None = None) -> NDArray[Any]:
+        """Return one value for each of `count` samples: NaN, or False for bools, where the column has none.
+
+        Args:
+            count: Number of samples.
+            values: A value for each value of the column; None for its own.
+        """
+        given = self.values if values is None else values
+        out = np.zeros(count, np.bool_) if given.dtype == np.bool_ else np.full(count, np.nan)
+        out[self.places] = given
+        return out
+
+    def names(self) -> list[str] | None:
+        """Return the name of each category, or of each whole number; None for other numbers."""
+        if self.categories is not None:
+            return list(self.categories)
+        return [f"{edge:.0f}" for edge in self.edges[:-1]] if self.whole else None
+
+    def codes(self) -> NDArray[np.float64]:
+        """Return the position of each value in `names()`."""
+        return self.values if self.categories is not None else self.values - self.edges[0]
 
     def bins(self) -> NDArray[np.int64]:
         """Return the bin of each row; -1 if it is in none."""
@@ -99,15 +129,21 @@ class _Line(NamedTuple):
 
 
 class SampleTable:
-    """Facts about samples, by dataset index; the last `MAX_ROWS` are kept."""
+    """Facts about samples, by dataset index; the last `MAX_ROWS` are kept, and all values that the user has added."""
 
     def __init__(self) -> None:
         self._rows: dict[int, _Line] = {}
+        self._own: dict[str, OwnColumn] = {}
+        self._own_made: dict[str, Column] = {}
+        self._texts = TextIndex()
         self._places: dict[tuple[str, ...], dict[str, int]] = {}
         self._checks: dict[int, Check] = {}
         self._forms: dict[tuple[Form, ...], tuple[Form, ...]] = {}  # shared, because most samples have equal ones
         self._columns: dict[str, Column] | None = None
         self._problems: Found | None = None
+        self._probes: dict[int, str] = {}  # digests of suspects under other seeds
+        self._drawn = ""
+        """Digest of a content that follows from the seed and not from the index; "" if there is none."""
         self._lock = threading.RLock()
 
     # ---- rows -------------------------------------------------------------------------------------------------------
@@ -138,9 +174,35 @@ class SampleTable:
                     forms=self._forms.setdefault(found.forms, found.forms),
                     labels=tuple((sys.intern(path), sys.intern(value)) for path, value in found.labels),
                 )
+            self._texts.add(index, content.get("fields", ()))
             if len(self._rows) > MAX_ROWS:
                 self._forget(next(iter(self._rows)))
             self._columns = self._problems = None
+
+    def add_column(self, name: str, column: OwnColumn) -> None:
+        """Add values of the user, or replace those of the same name.
+
+        Raises:
+            ValueError: No sample has a value, or there are too many distinct strings to tell them apart.
+        """
+        made = _column(name, column.values)
+        if made is None:
+            raise ValueError(f"column {name!r} has neither numbers nor at most {MAX_CATEGORIES} distinct strings")
+        with self._lock:
+            self._own[name], self._own_made[name] = column, made
+            self._columns = None
+
+    def remove_column(self, name: str) -> None:
+        """Remove values of the user.
+
+        Raises:
+            KeyError: There is no such column.
+        """
+        with self._lock:
+            if name not in self._own:
+                raise KeyError(f"there is no column {name!r} of your own: {', '.join(self._own) or 'there is none'}")
+            del self._own[name], self._own_made[name]
+            self._columns = None
 
     def drop(self, indices: Iterable[int]) -> None:
         """Forget samples that are about to be read again."""
@@ -148,10 +210,13 @@ class SampleTable:
             for index in indices:
                 self._forget(index)
             self._columns = self._problems = None
+            self._probes.clear()
+            self._drawn = ""
 
     def _forget(self, index: int) -> None:
         self._rows.pop(index, None)
         self._checks.pop(index, None)
+        self._texts.drop(index)
 
     def __len__(self) -> int:
         """Number of samples."""
@@ -166,10 +231,21 @@ class SampleTable:
         with self._lock:
             return index in self._checks or (index in self._rows and self._rows[index].get("error") is not None)
 
-    def rows(self) -> list[Row]:
-        """Return a copy of the rows, in the order of the indices."""
+    def rows(self, *, every: bool = False) -> list[Row]:
+        """Return a copy of the rows, in the order of the indices.
+
+        Args:
+            every: Also for samples that were not read, but for which the user has added values.
+        """
         with self._lock:
-            return [self._rows[index].row() for index in sorted(self._rows)]
+            indices = self.indices().tolist() if every else sorted(self._rows)
+            found = [self._rows[at].row() if at in self._rows else {"index": at} for at in indices]
+            for name, column in self._own.items():
+                for row in found:
+                    value = column.at(row["index"])
+                    if value is not None:
+                        row[name] = value
+            return found
 
     def failed(self) -> list[int]:
         """Indices of the samples that could not be read."""
@@ -189,8 +265,44 @@ class SampleTable:
             if self._problems is None:
                 errors = {index: line.get("error") for index, line in self._rows.items()}
                 failed = {index: error for index, error in errors.items() if error is not None}
-                self._problems = find_problems(failed, self._checks)
+                self._problems = find_problems(failed, self._checks, self._drawn)
             return self._problems
+
+    def suspects(self) -> dict[int, int]:
+        """Return the samples to read under other seeds, because they are equal to more than half of all.
+
+        Returns:
+            The number of the random draw, by dataset index.
+        """
+        with self._lock:
+            if self._drawn:
+                return {}
+            found = suspects(dict(sorted(self._checks.items())))
+            return {index: draw for draw, index in enumerate(found, start=1) if index not in self._probes}
+
+    def add_probe(self, index: int, sample: ReadSample) -> str:
+        """Add a suspect that was read under a seed of its own.
+
+        Returns:
+            What was found out about the dataset, as a sentence; "" if there is nothing to say.
+        """
+        check = json.loads(sample.content).get("check")
+        with self._lock:
+            self._probes[index] = "" if check is None else check["digest"]
+            found = suspects(dict(sorted(self._checks.items())))
+            digests = {self._probes.get(index, "") for index in found}
+            if len(found) < 2 or len(digests) < len(found) or "" in digests:
+                return ""
+            common = self._checks[found[0]].digest
+            if common in digests:
+                return ""
+            self._drawn, self._problems = common, None
+            count = sum(check.digest == common for check in self._checks.values())
+            return (
+                f"What a sample is depends on the random generators and not on its index: {count:,} of "
+                f"{len(self._checks):,} are equal under one seed, and samples {found[0]} and {found[1]} differ under "
+                "others. They are not listed as duplicates."
+            )
 
     def listed(self, kind: ProblemKind) -> dict[int, str]:
         """Return what to show for a kind of problem; duplicates are listed with the sample that they repeat."""
@@ -199,7 +311,7 @@ class SampleTable:
             if kind != "duplicate":
                 return found
             listed = {}
-            for first, *others in groups(dict(sorted(self._checks.items()))):
+            for first, *others in groups(dict(sorted(self._checks.items())), self._drawn):
                 listed[first] = f"the first of {len(others) + 1} that are equal"
                 listed |= {index: found[index] for index in others}
             return listed
@@ -207,30 +319,57 @@ class SampleTable:
     # ---- columns ----------------------------------------------------------------------------------------------------
 
     def columns(self) -> dict[str, Column]:
-        """The columns that have a histogram."""
+        """The columns that have a histogram: fields of the samples that were read, and values of the user."""
         with self._lock:
             if self._columns is None:
-                rows = [self._rows[index] for index in sorted(self._rows)]
-                shared = {id(line.places): line.places for line in rows}
-                names = dict.fromkeys(name for places in shared.values() for name in places)
-                hidden = {"index", "error", *(name for name in names if f"{name}.shape" in names)}  # array fields
-                drawn = [name for name in names if name not in hidden]
-                made = (_column(name, [row.get(name) for row in rows]) for name in drawn[:MAX_COLUMNS])
-                self._columns = {column.name: column for column in made if column is not None}
+                self._columns = {**self._field_columns(), **self._own_columns()}
             return self._columns
 
+    def _field_columns(self) -> dict[str, Column]:
+        read = sorted(self._rows)
+        rows = [self._rows[index] for index in read]
+        shared = {id(line.places): line.places for line in rows}
+        names = dict.fromkeys(name for places in shared.values() for name in places)
+        hidden = {"index", "error", *(name for name in names if f"{name}.shape" in names)}  # array fields
+        drawn = [name for name in names if name not in hidden]
+        made = (_column(name, [row.get(name) for row in rows]) for name in drawn[:MAX_COLUMNS])
+        places = np.searchsorted(self.indices(), read)
+        return {column.name: replace(column, places=places) for column in made if column is not None}
+
+    def _own_columns(self) -> dict[str, Column]:
+        indices = self.indices()
+        return {
+            name: replace(made, places=np.searchsorted(indices, self._own[name].indices))
+            for name, made in self._own_made.items()
+        }
+
     def indices(self) -> NDArray[np.int64]:
-        """Return the dataset indices of the rows, in the order of the columns' values."""
+        """Return the dataset indices of the samples that were read or have values of the user, in ascending order."""
         with self._lock:
-            return np.array(sorted(self._rows), np.int64)
+            read = np.array(sorted(self._rows), np.int64)
+            for column in self._own.values():
+                known = column.indices
+                whole = len(known) > 0 and known[0] == 0 and known[-1] == len(known) - 1
+                if not (whole and len(read) and read[-1] < len(known)):
+                    known = np.union1d(read, known)
+                read = known
+            return read
 
     def filtered(self, filters: Filters) -> list[int]:
         """Indices of the samples that pass all filters."""
         with self._lock:
-            passed = _passed(self.columns(), filters)
             indices = self.indices()
+            passed = self._passed(filters, len(indices))
             found: list[int] = indices[np.logical_and.reduce(list(passed.values()))].tolist() if passed else []
             return found if passed else indices.tolist()
+
+    def _passed(self, filters: Filters, count: int) -> dict[str, NDArray[np.bool_]]:
+        columns = self.columns()
+        return {
+            name: columns[name].spread(count, columns[name].passes(chosen))
+            for name, chosen in filters.items()
+            if name in columns
+        }
 
     def costs(self, by: str) -> list[Row]:
         """See `Explorer.costs`.
@@ -239,7 +378,12 @@ class SampleTable:
             KeyError: No row has a field of this name.
         """
         with self._lock:
-            pairs = [(line.get(by), line.get("seconds")) for line in self._rows.values() if by in line.places]
+            own = self._own.get(by)
+            pairs = [
+                (line.get(by) if own is None else own.at(index), line.get("seconds"))
+                for index, line in self._rows.items()
+                if own is not None or by in line.places
+            ]
         grouped: dict[Any, list[float]] = {}
         for value, seconds in pairs:
             grouped.setdefault(value, []).append(seconds)
@@ -260,16 +404,19 @@ class SampleTable:
         """
         with self._lock:
             columns, indices = self.columns(), self.indices()
+            passed = self._passed(filters, len(indices))
             problems = {kind: len(found) for kind, found in self.problems().items()}
             checked = len(self._checks)
-            seconds = np.array([self._rows[index].get("seconds") for index in indices.tolist()])
-        passed = _passed(columns, filters)
+            read = sorted(self._rows)
+            seconds = np.full(len(indices), np.nan)
+            seconds[np.searchsorted(indices, read)] = [self._rows[index].get("seconds") for index in read]
+            own = [name for name in columns if name in self._own]
         count = np.zeros(len(indices), np.int64)  # number of filters that each row passes
         for mask in passed.values():
             count += mask
         all_pass: NDArray[np.bool_] = count == len(passed)
         content: dict[str, Any] = {
-            "rows": len(indices),
+            "rows": len(read),
             "passed": int(all_pass.sum()),
             "problems": problems,
             "checked": checked,
@@ -277,24 +424,186 @@ class SampleTable:
                 _drawn(column, all_pass if name not in passed else (count - passed[name]) == len(passed) - 1)
                 for name, column in columns.items()
             ],
+            "own": own,
             "costs": _cost_lines(columns[by], seconds, all_pass) if by in columns else [],
         }
         if x not in columns or y not in columns:
             return content, []
-        both = np.flatnonzero(np.isfinite(columns[x].values) & np.isfinite(columns[y].values))
+        across, up = columns[x].spread(len(indices)), columns[y].spread(len(indices))
+        both = np.flatnonzero(np.isfinite(across) & np.isfinite(up))
         shown = both[:: max(1, -(-len(both) // POINTS))]
-        content["scatter"] = {"x": _axis(columns[x], both), "y": _axis(columns[y], both), "points": len(shown)}
-        arrays = (
-            columns[x].values[shown],
-            columns[y].values[shown],
-            indices[shown].astype(np.float64),
-            all_pass[shown],
-        )
+        axes = {"x": _axis(columns[x], across[both]), "y": _axis(columns[y], up[both])}
+        content["scatter"] = {**axes, "points": len(shown)}
+        arrays = (across[shown], up[shown], indices[shown].astype(np.float64), all_pass[shown])
         return content, [np.ascontiguousarray(array).tobytes() for array in arrays]
 
+    # ---- orders and groups ------------------------------------------------------------------------------------------
 
-def _passed(columns: Mapping[str, Column], filters: Filters) -> dict[str, NDArray[np.bool_]]:
-    return {name: columns[name].passes(chosen) for name, chosen in filters.items() if name in columns}
+    def sortable(self) -> list[str]:
+        """Names by which samples can be sorted: fields with one value, and columns of the user."""
+        with self._lock:
+            shared = {id(line.places): line.places for line in self._rows.values()}
+            names = dict.fromkeys(name for places in shared.values() for name in places)
+            fields = [name for name in names if name not in ("error", "index") and f"{name}.shape" not in names]
+            return list(dict.fromkeys([*self._own, *fields]))[:MAX_COLUMNS]
+
+    def groupable(self) -> list[str]:
+        """Names by which samples can be grouped: columns with few distinct values."""
+        return [name for name, column in self.columns().items() if len(column.names() or ()) > 1]
+
+    def sorted_by(self, name: str, filters: Filters, *, descending: bool = False) -> list[int]:
+        """Indices of the samples that pass all filters, sorted by a column; those without a value are the last ones.
+
+        Raises:
+            KeyError: There is no such column.
+        """
+        with self._lock:
+            chosen, indices = self.filtered(filters), self.indices()
+            if name == "index":
+                return chosen[::-1] if descending else chosen
+            column = self.columns().get(name)
+            if column is None:
+                return self._sorted_by_text(name, chosen, descending=descending)
+        values = column.spread(len(indices))[np.searchsorted(indices, chosen)]
+        if column.categories is not None:
+            alphabetical = np.argsort(np.argsort(column.categories)).astype(np.float64)
+            there = np.isfinite(values)
+            values[there] = alphabetical[values[there].astype(np.int64)]
+        order = np.argsort(-values if descending else values, kind="stable")  # NaN is last
+        found: list[int] = np.array(chosen, np.int64)[order].tolist()
+        return found
+
+    def _sorted_by_text(self, name: str, chosen: list[int], *, descending: bool) -> list[int]:
+        if name not in self.sortable():
+            raise KeyError(f"there is no column {name!r}: {', '.join(self.sortable()) or 'nothing was read'}")
+        keys = {index: self._rows[index].get(name) for index in chosen if index in self._rows}
+        there = [index for index in chosen if keys.get(index) is not None]
+        missing = [index for index in chosen if keys.get(index) is None]
+        return sorted(there, key=lambda index: str(keys[index]).lower(), reverse=descending) + missing
+
+    def groups(self, by: str, filters: Filters, each: int, order: Sequence[int]) -> list[Group]:
+        """Return samples by the value of a column, the largest group first.
+
+        Args:
+            by: The column.
+            filters: The filters that led to these samples.
+            each: Maximum number of samples that are listed of a group.
+            order: The samples to group, in the order in which they are listed.
+
+        Raises:
+            KeyError: There is no column of this name with few distinct values.
+        """
+        with self._lock:
+            column, indices = self.columns().get(by), self.indices()
+        names = None if column is None else column.names()
+        if column is None or names is None:
+            raise KeyError(f"samples cannot be grouped by {by!r}: {', '.join(self.groupable()) or 'nothing was read'}")
+        codes = column.spread(len(indices), column.codes())[np.searchsorted(indices, order)]
+        listed, found = np.array(order, np.int64), []
+        for at, name in enumerate(names):
+            members = listed[codes == at]
+            if len(members):
+                chosen = [name] if column.categories is not None else [float(column.edges[at])] * 2
+                found.append(Group(name, len(members), members[:each].tolist(), {**filters, by: chosen}))
+        return sorted(found, key=lambda group: -group.size)
+
+    def confusion(self, rows: str, columns: str) -> Confusion:
+        """Count pairs of values of two columns, such as labels and predictions.
+
+        Raises:
+            KeyError: A column does not exist, or has too many distinct values.
+        """
+        with self._lock:
+            known, count = self.columns(), len(self.indices())
+        coded = []
+        for name in (rows, columns):
+            column = known.get(name)
+            names = None if column is None else column.names()
+            if column is None or names is None:
+                raise KeyError(f"{name!r} has no classes: {', '.join(self.groupable()) or 'nothing was read'}")
+            coded.append((names, column.spread(count, column.codes())))
+        classes = _in_order({name for names, _codes in coded for name in names})
+        if len(classes) > MAX_CLASSES:
+            raise KeyError(f"{rows!r} and {columns!r} have {len(classes)} classes, more than {MAX_CLASSES}")
+        both = np.isfinite(coded[0][1]) & np.isfinite(coded[1][1])
+        place = {name: at for at, name in enumerate(classes)}
+        first, second = (
+            np.array([place[name] for name in names])[codes[both].astype(np.int64)] for names, codes in coded
+        )
+        counts = np.zeros((len(classes), len(classes)), np.int64)
+        np.add.at(counts, (first, second), 1)
+        return Confusion(classes, counts.tolist())
+
+    def within(self, x: str, y: str, corners: Sequence[Sequence[float]]) -> list[int]:
+        """Indices of the samples inside of a polygon in the scatter plot of two columns.
+
+        Args:
+            x: Column of the horizontal axis.
+            y: Column of the vertical axis.
+            corners: Corners of the polygon: values of both columns; for a logarithmic one, their logarithms.
+        """
+        with self._lock:
+            columns, indices = self.columns(), self.indices()
+        if x not in columns or y not in columns or len(corners) < MIN_CORNERS:
+            return []
+        axes = []
+        for name in (x, y):
+            values = columns[name].spread(len(indices))
+            with np.errstate(all="ignore"):
+                axes.append(np.log(values) if columns[name].logarithmic else values)
+        found: list[int] = indices[_inside(axes[0], axes[1], np.array(corners, np.float64))].tolist()
+        return found
+
+    def search(self, words: str) -> dict[int, str]:
+        """Return the samples whose texts contain all words, with the text around the first one, by dataset index.
+
+        Texts are those of the samples that were read, and strings in columns of the user.
+        """
+        with self._lock:
+            own = {
+                index: value
+                for column in self._own.values()
+                if not isinstance(column.values, np.ndarray)
+                for index, value in zip(column.indices.tolist(), column.values, strict=True)
+                if isinstance(value, str)
+            }
+            return self._texts.search(words, own)
+
+
+class Group(NamedTuple):
+    """Samples with one value of a column."""
+
+    name: str
+    size: int
+    """Number of its samples."""
+    indices: list[int]
+    """The first ones."""
+    filters: dict[str, Any]
+    """The filters that list all of them."""
+
+
+class Confusion(NamedTuple):
+    """How often each pair of classes occurs."""
+
+    classes: list[str]
+    counts: list[list[int]]
+    """By the class in the first column, then by the class in the second one."""
+
+
+def _in_order(names: Iterable[str]) -> list[str]:
+    """Sort names: as numbers, if all are."""
+    every = sorted(names)
+    return sorted(every, key=int) if all(name.lstrip("-").isdecimal() for name in every) else every
+
+
+def _inside(x: NDArray[np.float64], y: NDArray[np.float64], corners: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Return which points are inside of a polygon: those with an odd number of its edges to their right."""
+    found = np.zeros(len(x), np.bool_)
+    with np.errstate(all="ignore"):
+        for (x1, y1), (x2, y2) in zip(corners, np.roll(corners, -1, axis=0), strict=True):
+            if y1 != y2:
+                found ^= ((y1 > y) != (y2 > y)) & (x < x1 + (y - y1) * (x2 - x1) / (y2 - y1))
+    return found
 
 
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
@@ -305,12 +614,12 @@ def _row(index: int, sample: ReadSample, content: Mapping[str, Any]) -> Row:
     """Build the row of a sample. The sample's fields cannot replace the built-in names."""
     values: Row = {}
     derived: Row = {}
-    for field in content.get("fields", ()):
-        if field.get("absent"):
+    for item in content.get("fields", ()):
+        if item.get("absent"):
             continue
-        name = field["path"] or "value"
-        values[name] = field.get("value", _NOT_FINITE.get(field["summary"], field["summary"]))
-        derived |= {f"{name}.{fact}": value for fact, value in field.get("facts", {}).items()}
+        name = item["path"] or "value"
+        values[name] = item.get("value", _NOT_FINITE.get(item["summary"], item["summary"]))
+        derived |= {f"{name}.{fact}": value for fact, value in item.get("facts", {}).items()}
     known = {
         "index": index,
         "seconds": sample.seconds,
@@ -322,12 +631,14 @@ def _row(index: int, sample: ReadSample, content: Mapping[str, Any]) -> Row:
     return {**known, **values, **{name: value for name, value in derived.items() if name not in values}, **known}
 
 
-def _column(name: str, values: list[Any]) -> Column | None:
+def _column(name: str, values: list[Any] | NDArray[Any]) -> Column | None:
+    if isinstance(values, np.ndarray):
+        return _numeric(name, values.astype(np.float64))
     present = [value for value in values if value is not None]
     if not present:
         return None
     if all(type(value) in (int, float) for value in present):
-        return _numeric(name, values)
+        return _numeric(name, np.array([math.nan if value is None else value for value in values], np.float64))
     if not all(type(value) in (str, bool) for value in present):
         return None
     counts: dict[str, int] = {}
@@ -345,8 +656,7 @@ def _column(name: str, values: list[Any]) -> Column | None:
     return Column(name, codes, categories, edges, logarithmic=False)
 
 
-def _numeric(name: str, values: list[Any]) -> Column | None:
-    array = np.array([math.nan if value is None else value for value in values], np.float64)
+def _numeric(name: str, array: NDArray[np.float64]) -> Column | None:
     finite = array[np.isfinite(array)]
     if not finite.size:
         return None
@@ -364,16 +674,16 @@ def _numeric(name: str, values: list[Any]) -> Column | None:
     return Column(name, array, None, edges, logarithmic and not few, few and low < high)
 
 
-def _axis(column: Column, drawn: NDArray[np.intp]) -> dict[str, Any]:
+def _axis(column: Column, drawn: NDArray[np.float64]) -> dict[str, Any]:
     """Return the properties of an axis.
 
     Args:
         column: The column.
-        drawn: Rows of the points, whose range the axis spans.
+        drawn: Values of the points, whose range the axis spans.
     """
     low, high = float(column.edges[0]), float(column.edges[-1])
     if column.categories is None and len(drawn):
-        low, high = float(column.values[drawn].min()), float(column.values[drawn].max())
+        low, high = float(drawn.min()), float(drawn.max())
     return {
         "name": column.name,
         "categories": None if column.categories is None else [clean(c, 60) for c in column.categories[:MAX_CATEGORIES]],
@@ -384,9 +694,9 @@ def _axis(column: Column, drawn: NDArray[np.intp]) -> dict[str, Any]:
 
 
 def _drawn(column: Column, passed: NDArray[np.bool_]) -> dict[str, Any]:
-    """Return a histogram of all rows, and of those that pass the filters of the other columns."""
+    """Return a histogram of all values, and of those of samples that pass the filters of the other columns."""
     bins, count = column.bins(), len(column.edges) - 1
-    there = bins >= 0
+    there, passed = bins >= 0, passed[column.places]
     labels = None
     if column.categories is not None:
         labels = [*column.categories[:LARGEST_GROUPS], *([OTHERS] if len(column.categories) > LARGEST_GROUPS else [])]
@@ -413,6 +723,8 @@ def _cost_lines(column: Column, seconds: NDArray[np.float64], passed: NDArray[np
     """Return the costs by category, or by bin of a numeric column."""
     bins = column.bins()
     names = _drawn(column, passed)["labels"]
+    seconds = seconds[column.places]
+    passed = passed[column.places] & np.isfinite(seconds)
     grouped: dict[Any, list[float]] = {}
     for at in np.unique(bins[passed & (bins >= 0)]).tolist():
         if names is None:

@@ -46,7 +46,8 @@ def as_array(value: Any) -> NDArray[Any] | None:
     """Convert a value to an array that shares its memory if possible; None if it cannot be converted.
 
     Args:
-        value: An array, a tensor of any framework, a PIL image, a NumPy number, or a list of numbers.
+        value: An array, a tensor of any framework, a PIL image, an image of nibabel, a NumPy number, or a list of
+            numbers.
     """
     if isinstance(value, np.ndarray):
         return value if type(value) is np.ndarray else np.asarray(value)
@@ -57,6 +58,8 @@ def as_array(value: Any) -> NDArray[Any] | None:
         return _from_torch(torch, value)
     if isinstance(value, (list, tuple)):
         return _from_list(value)
+    if hasattr(value, "dataobj") and hasattr(value, "affine"):  # an image of nibabel, whose elements are in a file
+        value = value.dataobj
     if (hasattr(value, "__array__") or hasattr(value, "__array_interface__")) and not isinstance(value, type):
         try:
             array = np.asarray(value)

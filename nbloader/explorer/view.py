@@ -8,8 +8,8 @@ CARD_SIDE, FULL_SIDE = 192, 1024
 """Maximum width and height of a picture, in pixels."""
 CARD_POINTS, FULL_POINTS = 96, 600
 """Maximum number of sections into which the envelope of a signal is divided."""
-CARD_TEXT, FULL_TEXT = 240, 20_000
-"""Maximum lengths of strings, in characters; see also `SUMMARY`."""
+CARD_TEXT, SCAN_TEXT, FULL_TEXT = 240, 2_000, 20_000
+"""Maximum lengths of strings, in characters: those of a scan can be searched. See also `SUMMARY`."""
 
 
 class View(NamedTuple):
@@ -34,4 +34,4 @@ class View(NamedTuple):
     @property
     def characters(self) -> int:
         """Maximum length of a string."""
-        return FULL_TEXT if self.full else CARD_TEXT
+        return FULL_TEXT if self.full else SCAN_TEXT if self.scan else CARD_TEXT

@@ -31,7 +31,7 @@ from nbloader.explorer.describer import Renderer
 from nbloader.explorer.fetcher import SampleFetcher, sample_seed
 from nbloader.explorer.normalization import Normalization, declared
 from nbloader.explorer.problems import KINDS, Found
-from nbloader.explorer.reader import ReadSample, Request
+from nbloader.explorer.reader import ReadSample, Request, scan_request
 from nbloader.explorer.scan import Scan
 from nbloader.explorer.sources import Source, delivered, source_of
 from nbloader.explorer.table import MAX_ROWS, Row, SampleTable
@@ -83,9 +83,13 @@ class Explorer:
         seed: See `nbloader.explore`.
         buffer: See `nbloader.explore`.
         normalization: See `nbloader.explore`.
+        kinds: See `nbloader.explore`.
+        tokenizer: See `nbloader.explore`.
+        split: See `nbloader.explore`.
 
     Raises:
         TypeError: `x` has no samples.
+        ValueError: There is no such split.
     """
 
     def __init__(
@@ -98,8 +102,13 @@ class Explorer:
         seed: int,
         buffer: int,
         normalization: tuple[Any, Any] | Literal[False] | None = None,
+        kinds: Mapping[str, str] | None = None,
+        tokenizer: Any = None,
+        split: str | int | None = None,
     ) -> None:
-        source = source_of(x, buffer)
+        source = source_of(x, buffer, split)
+        if tokenizer is not None:
+            source = dataclasses.replace(source, tokenizer=tokenizer)
         self._normalization = normalization
         undone = _normalization(normalization, source.original)
         loader = source.loader
@@ -142,6 +151,7 @@ class Explorer:
             self._source,
             renderers,
             undone,
+            kinds,
             num_workers=num_workers,
             kind=workers or self._source.workers,
             seed=seed,
@@ -336,11 +346,14 @@ class Explorer:
             if scan is None:
                 return
             requested = scan.request()
-            if scan.ended:
+            suspects = self._table.suspects() if scan.ended else {}
+            if scan.ended and not suspects:
                 self._scan = None
                 self._news.notify_all()
         if requested:
             self._fetcher.scan(requested)
+        if suspects:  # the scan ends when they were read, too
+            self._fetcher.probe(suspects)
         now = time.monotonic()
         if scan.ended or scan.paused or not scan.left or now - self._scan_shown > SCAN_INTERVAL:
             self._scan_shown = now
@@ -691,6 +704,9 @@ class Explorer:
                 self._facts = facts(json.loads(sample.content))
                 self._send(self._state())
             else:
+                if request == scan_request(request.index, request.draw) and request.draw:
+                    self._on_probed(request.index, sample)
+                    continue
                 is_card = request == Request(request.index)
                 if is_card or request.view.scan:
                     self._table.add(request.index, sample)
@@ -722,8 +738,16 @@ class Explorer:
                 self._scan.finish(index)
         self._feed_scan()
 
+    def _on_probed(self, index: int, sample: ReadSample) -> None:
+        """Handle a sample that a scan has read under a seed of its own."""
+        found = self._table.add_probe(index, sample)
+        if found:
+            self._on_note(found)
+        self._feed_scan()
+
     def _on_note(self, text: str) -> None:
-        self._notes.append(text)
+        if text not in self._notes:
+            self._notes.append(text)
         self._send(self._state())
 
     def _on_problem(self, problem: str) -> None:

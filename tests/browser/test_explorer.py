@@ -304,14 +304,14 @@ def test_a_scan_finds_problems_and_histograms_filter_by_dragging_and_by_keys(  #
     assert "chosen [30, 90]" in notebook.wait_until_run(1)
 
 
-KEYPOINTS = """
-import keypoints, nbloader, numpy as np  # registers the kind
+GAZE = """
+import gaze, nbloader, numpy as np  # registers the kind
 class Faces:
     def __len__(self): return 12
     def __getitem__(self, index):
         image = np.full((64, 96, 3), 40 + index, np.uint8)
         points = np.array([[10.0, 8.0], [80.0, 50.0 + index]])
-        return {"image": image, "keypoints": points, "scan": np.stack([image] * 6)}
+        return {"image": image, "gaze": points, "scan": np.stack([image] * 6)}
 view = nbloader.explore(Faces(), num_workers=1, workers="process")
 view
 """
@@ -319,22 +319,22 @@ view
 
 def test_a_kind_that_is_registered_outside_of_the_package_is_drawn_in_a_page(open_notebook: Any) -> None:
     """The worked example of the docs, and what the user chooses to see of a field of another kind."""
-    notebook = open_notebook(KEYPOINTS)
+    notebook = open_notebook(GAZE)
     page = notebook.page
     notebook.run_all()
     live = page.locator(".nbl-live .nbx")
     live.locator(".nbx-card img[alt='sample 3']").click()
     detail = live.locator(".nbx-detail")
-    detail.get_by_text("2 key points from (10, 8) to (80, 53)").wait_for()
-    detail.get_by_role("img", name="keypoints", exact=True).wait_for()
+    detail.get_by_text("2 gaze points from (10, 8) to (80, 53)").wait_for()
+    detail.get_by_role("img", name="gaze", exact=True).wait_for()
     detail.get_by_text("over image", exact=True).wait_for()
     slider = detail.get_by_role("slider", name="slice of scan")
     slider.focus()
     page.keyboard.press("End")
     detail.get_by_text("slice 5 of 6").wait_for()
-    screenshot(page, "keypoints")
+    screenshot(page, "gaze")
     set_dark(page)
     page.mouse.move(0, 0)
     live.locator(".nbx-card img").nth(4).wait_for()
-    screenshot(page, "keypoints-dark")
+    screenshot(page, "gaze-dark")
     assert live.evaluate(LOW_CONTRAST) == []

@@ -20,35 +20,64 @@ from __future__ import annotations
 
 from nbloader.explorer.kinds.array import Array
 from nbloader.explorer.kinds.audio import Audio
-from nbloader.explorer.kinds.base import Context, Cover, Drawn, Kind, Names, Value, words
+from nbloader.explorer.kinds.base import NO_PARTS, Context, Cover, Drawn, Kind, Names, Value, words
 from nbloader.explorer.kinds.boxes import Boxes
 from nbloader.explorer.kinds.bytes import Bytes
+from nbloader.explorer.kinds.cloud import Cloud
 from nbloader.explorer.kinds.error import Failure
+from nbloader.explorer.kinds.file import File
+from nbloader.explorer.kinds.flow import Flow
+from nbloader.explorer.kinds.graph import Graph
 from nbloader.explorer.kinds.image import Image
+from nbloader.explorer.kinds.keypoints import Keypoints
 from nbloader.explorer.kinds.label import Label
 from nbloader.explorer.kinds.mask import Mask
+from nbloader.explorer.kinds.media import Media
 from nbloader.explorer.kinds.none import Nothing
 from nbloader.explorer.kinds.number import Number
 from nbloader.explorer.kinds.object import Object
+from nbloader.explorer.kinds.objects import Objects
 from nbloader.explorer.kinds.signal import Signal
 from nbloader.explorer.kinds.text import Text
+from nbloader.explorer.kinds.tokens import Tokens
 from nbloader.explorer.kinds.tree import Tree
 from nbloader.explorer.kinds.volume import Volume
 from nbloader.frontend import scripted
 
-__all__ = ["KINDS", "Context", "Cover", "Drawn", "Failure", "Kind", "Names", "Value", "named", "register", "words"]
+__all__ = [
+    "KINDS",
+    "NO_PARTS",
+    "Context",
+    "Cover",
+    "Drawn",
+    "Failure",
+    "Kind",
+    "Names",
+    "Value",
+    "named",
+    "register",
+    "words",
+]
 
 KINDS: list[type[Kind]] = [
     Failure,  # recognizes nothing: it stands for values that raise
     Audio,  # a mapping, but one value
+    Graph,  # a container with a drawing of its own
+    Objects,  # a list, but one table
     Tree,
     Nothing,
+    File,  # a string that is the path of one
     Text,
+    Media,  # bytes that can be played
     Bytes,
     Label,  # a number with a name
     Number,
-    Boxes,  # by name and shape, as masks
+    Tokens,  # by name and shape, and by what is beside them
+    Keypoints,
+    Boxes,
     Mask,
+    Flow,
+    Cloud,
     Image,  # arrays, by their shape
     Volume,
     Signal,

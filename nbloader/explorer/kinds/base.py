@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from nbloader._util.format import clean
 from nbloader.explorer.field import LABEL_NAMES, SUMMARY, Field, shape_text
 from nbloader.explorer.normalization import Normalization
+from nbloader.explorer.overview import PictureIn
 from nbloader.explorer.pictures import Picture, Pixels
 from nbloader.explorer.problems import Form
 from nbloader.explorer.texts import type_name
@@ -29,6 +30,7 @@ Content: TypeAlias = Literal["picture", "signal", "text", "value"]
 
 
 NO_NUMBERS: NDArray[Any] = np.empty(0)
+NO_PARTS: Mapping[str, Any] = {}
 
 
 class Cover(enum.IntEnum):
@@ -48,18 +50,52 @@ class Value:
         content: The value.
         context: What it shares with the other values of the sample.
         expandable: Whether its parts may be described: it is not too deep in the sample, and does not contain itself.
+        neighbors: The parts of the container that it is in, by name, in their order; itself among them.
+        key: Its name among them; None for the last part of the path.
     """
 
-    def __init__(self, path: str, content: Any, context: Context, *, expandable: bool = True) -> None:
+    def __init__(
+        self,
+        path: str,
+        content: Any,
+        context: Context,
+        *,
+        expandable: bool = True,
+        neighbors: Mapping[str, Any] = NO_PARTS,
+        key: str | None = None,
+    ) -> None:
         self.path = path
+        self.key = path.rpartition(".")[2] if key is None else key
+        """Its name in its container, in which there may be dots."""
         self.content = content
         self.context = context
         self.expandable = expandable
+        self.neighbors = neighbors
 
     @property
     def name(self) -> str:
-        """The last part of the path, in lower case."""
-        return self.path.rpartition(".")[2].lower()
+        """The key in lower case."""
+        return self.key.lower()
+
+    def named(self, words: Sequence[str]) -> bool:
+        """Return whether one of these words is in the name."""
+        return any(word in self.name for word in words)
+
+    def beside_picture(self, size: tuple[int, int], *, channels: int = 1, other: Sequence[str] = ()) -> bool:
+        """Return whether the sample has another value that is a picture of this size.
+
+        Args:
+            size: Width and height in pixels.
+            channels: Least number of its channels.
+            other: Words that are not in its name.
+        """
+        return any(
+            picture.size == size
+            and picture.channels >= channels
+            and picture.path != self.path
+            and not any(word in picture.path.rpartition(".")[2].lower() for word in other)
+            for picture in self.context.pictures
+        )
 
     @cached_property
     def type(self) -> str:
@@ -115,12 +151,27 @@ class Context:
         view: How the sample is to be described.
         names: Class names by field.
         normalization: The normalization to undo when pictures are drawn.
+        pictures: What looks like a picture in the sample.
+        tokenizer: Turns token ids into text; None if there is none.
+        root: Folder of the dataset's files; "" if it is not known.
     """
 
-    def __init__(self, view: View, names: Names, normalization: Normalization | None) -> None:
+    def __init__(
+        self,
+        view: View,
+        names: Names,
+        normalization: Normalization | None,
+        pictures: Sequence[PictureIn] = (),
+        *,
+        tokenizer: Any = None,
+        root: str = "",
+    ) -> None:
         self.view = view
         self.names = names
         self.normalization = normalization
+        self.pictures = pictures
+        self.tokenizer = tokenizer
+        self.root = root
         self.buffers: list[bytes] = []
         """Pictures and sounds, to which fields refer by number."""
         self.labeled = False
@@ -132,14 +183,20 @@ class Context:
         """Return the name of the class with this number; None if it has none."""
         if isinstance(number, bool) or not isinstance(number, int):
             return None
-        names = self.names.get(path)
+        names = self.names.get(path, self.names.get(without_numbers(path)))
         if names is None and not self.labeled and path.rpartition(".")[2] in LABEL_NAMES:
             names = self.names.get("*")
         return None if names is None or not 0 <= number < len(names) else str(names[number])
 
-    def choice(self, path: str, default: int) -> int:
-        """Return what the user chose to see of a field. The JavaScript half asks for it with `api.choose(number)`."""
-        return self._choices.get(path, default)
+    def choice(self, path: str, default: int, name: str = "") -> int:
+        """Return what the user chose to see of a field.
+
+        Args:
+            path: The field.
+            default: What to see if nothing was chosen.
+            name: Which of several choices: the JavaScript half asks for it with `api.choose(number, name)`.
+        """
+        return self._choices.get(f"{path}#{name}" if name else path, default)
 
     def attach(self, data: bytes) -> int:
         """Send bytes to the browser; return the number by which the JavaScript half gets them."""
@@ -200,6 +257,11 @@ class Kind(Scripted):
     def recognizes(cls, value: Value) -> bool:
         """Return whether the value is of this kind. Called in the order of `KINDS`, until one returns True."""
         raise NotImplementedError
+
+    @classmethod
+    def fits(cls, value: Value) -> bool:
+        """Return whether a value can be drawn as this kind where the user says that it is of this kind."""
+        return cls.recognizes(value)
 
     def parts(self) -> Iterator[tuple[str, Any]] | None:
         """Return the parts of a container by name, each of which becomes a field; None if it is not a container."""
@@ -271,6 +333,11 @@ class Kind(Scripted):
             data = b64encode(buffers[field["picture"]]).decode()
             return f'<img class="nbx-picture" alt="" src="data:image/png;base64,{data}">'
         return words(field)
+
+
+def without_numbers(path: str) -> str:
+    """Return a path without the positions in lists: "objects.0.category" is "objects.category"."""
+    return ".".join(part for part in path.split(".") if not part.isdigit())
 
 
 def words(field: Mapping[str, Any]) -> str:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from nbloader._util.format import plural
+from nbloader._util.format import clean, plural
+from nbloader.explorer.field import SUMMARY
 from nbloader.explorer.kinds.base import Kind, Value
-from nbloader.explorer.texts import long_repr
+from nbloader.explorer.texts import long_repr, printable
 from nbloader.explorer.view import FULL_TEXT
 
 
 class Bytes(Kind):
-    """Bytes, of which the beginning is shown."""
+    """Bytes, of which the beginning is shown: as a text, if they are one."""
 
     name = "bytes"
     compared_as = "text"
@@ -22,7 +23,18 @@ class Bytes(Kind):
     def describe(self) -> None:
         """Count the bytes."""
         content = self.value.content
-        self.field.summary = plural(len(content), "byte")
+        size = plural(len(content), "byte")
         self.field.nbytes = len(content)
+        text = _text(bytes(content[:FULL_TEXT]))
+        self.field.summary = clean(f"{text} ({size})", SUMMARY) if text else size
         if self.context.view.full:
-            self.field.text = long_repr(bytes(content[:FULL_TEXT]))
+            self.field.text = printable(text) if text else long_repr(bytes(content[:FULL_TEXT]))
+
+
+def _text(content: bytes) -> str:
+    """Return bytes as a text, if they are one without control characters; else ""."""
+    try:
+        text = content.decode()
+    except UnicodeDecodeError:
+        return ""
+    return text if text.replace("\n", "").replace("\t", "").isprintable() else ""

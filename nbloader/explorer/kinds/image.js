@@ -1,9 +1,10 @@
-// A picture.
+// A picture, and the window of its values if there are several.
 
 export function cover(el, field, { picture }) {
   picture(el, field.picture);
 }
 
-export function draw(el, field, { picture }) {
+export function draw(el, field, { picture, choice }) {
   picture(el, field.picture);
+  if (field.data?.windows) choice(el, `window of ${field.path || "the sample"}`, field.data.windows, field.data.window, "window");
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nbloader._util.format import clean
 from nbloader.explorer.field import SUMMARY
-from nbloader.explorer.kinds.base import Kind, Value
+from nbloader.explorer.kinds.base import Kind, Value, without_numbers
 from nbloader.explorer.problems import Form
 
 MAX_LABELS = 40
@@ -24,7 +24,8 @@ class Label(Kind):
         if value.number is not None:
             return value.context.class_name(value.path, value.number) is not None
         array = value.numbers
-        named = value.path in value.context.names and array.ndim == 1 and array.dtype.kind in "iu"
+        known = value.path in value.context.names or without_numbers(value.path) in value.context.names
+        named = known and array.ndim == 1 and array.dtype.kind in "iu"
         return named and 0 < array.size <= MAX_LABELS
 
     def describe(self) -> None:

@@ -1,4 +1,4 @@
-"""Masks: labels of the pixels of a picture."""
+"""Masks: labels of the pixels of a picture, or one layer of pixels for each object."""
 
 from __future__ import annotations
 
@@ -7,17 +7,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nbloader._util.format import plural
 from nbloader._util.png import png
 from nbloader.explorer import pictures
 from nbloader.explorer.field import Field
-from nbloader.explorer.kinds.base import Drawn, Kind, Value
+from nbloader.explorer.kinds.base import NO_NUMBERS, Drawn, Kind, Value
 from nbloader.explorer.pictures import LABEL_COLORS, Picture, Pixels
 from nbloader.explorer.values import CARD_ELEMENTS, thinned
 
 NAMES = ("mask", "seg", "annotation", "label")
 """Words in the names of fields that may be masks."""
+OTHER_NAMES = ("depth", "disparity", "height", "alpha", "gray", "grey", "edge", "noise", "flow")
+"""Words in the names of fields that are no masks unless the user says so, even beside a picture of the same size."""
 MAX_LABELS = 256
 """Maximum number of distinct values of a mask."""
+FEW_LABELS = 64
+"""Maximum number of distinct values of a mask whose name does not say what it is: a photograph has more."""
+MAX_LAYERS = 256
+"""Maximum number of objects with a layer of their own."""
+MAP_MODES = ("1", "L", "P", "I", "I;16")
+"""Modes of Pillow's images with one number for each pixel."""
 
 
 class Mask(Kind):
@@ -25,20 +34,51 @@ class Mask(Kind):
 
     name = "mask"
 
+    def __init__(self, value: Value) -> None:
+        super().__init__(value)
+        self._grid = _grid(value)
+
     @classmethod
     def recognizes(cls, value: Value) -> bool:
-        """Return whether the name says so, and the array is a grid of few distinct whole numbers."""
-        array = value.numbers
-        named = any(word in value.name for word in NAMES)
-        return named and not value.is_pil and pictures.layout_of(array.shape) == "HW" and is_mask(array)
+        """Return whether the array has few distinct whole numbers, and a name or a picture of the same size."""
+        grid = _grid(value)
+        if grid.ndim not in (2, 3) or value.named(OTHER_NAMES):
+            return False
+        size, named = (grid.shape[-1], grid.shape[-2]), value.named(NAMES)
+        if grid.ndim == 3:  # a layer for each object
+            return is_binary(grid) and (named or (grid.dtype.kind == "b" and value.beside_picture(size)))
+        if named and not value.is_pil:
+            return is_mask(grid) or (grid.dtype.kind == "f" and is_binary(grid))
+        if not (named or value.beside_picture(size, other=NAMES)):
+            return False
+        if grid.dtype.kind == "f":
+            return value.beside_picture(size, channels=3) and is_binary(grid)
+        return is_mask(grid, MAX_LABELS if _is_palette(value) else FEW_LABELS)
+
+    @classmethod
+    def fits(cls, value: Value) -> bool:
+        """Return whether the array has rows and columns of whole numbers, or layers of two distinct numbers."""
+        grid = _grid(value)
+        return is_mask(grid) if grid.ndim == 2 else grid.ndim == 3 and is_binary(grid)
+
+    @property
+    def array(self) -> NDArray[Any]:
+        """The labels or the layers."""
+        return self._grid
 
     def describe(self) -> None:
         """Draw the labels in colors."""
-        array = self.value.numbers
+        grid, side = self._grid, self.context.view.side
         self.field.summary = self.value.shape_and_type
-        self.field.size = (array.shape[1], array.shape[0])
+        if grid.ndim == 3:
+            self.field.summary = plural(len(grid), "object")
+        height, width = grid.shape[-2:]
+        self.field.size = (width, height)
         if self.context.draws_picture:
-            self.context.show(self.field, _picture(array, self.context.view.side))
+            labels = _small(grid, side)
+            note = f"{plural(len(grid), 'object')} in color" if grid.ndim > 2 else _count_labels(grid)
+            picture = Picture(pictures.png(colored_labels(labels)), width, height, f"{note}; 0 is black")
+            self.context.show(self.field, picture)
 
     def belongs_to(self, picture: Field) -> bool:
         """Return whether the picture has the same size."""
@@ -46,14 +86,56 @@ class Mask(Kind):
 
     def draw_over(self, pixels: Pixels, picture: Field) -> Drawn:  # noqa: ARG002 - both have the same size
         """Draw the labels as colors over the picture."""
-        return Drawn(mask_over(pixels, self.value.numbers))
+        return Drawn(mask_over(pixels, _small(self._grid, max(pixels.shape[:2]))))
 
 
-def is_mask(array: NDArray[Any]) -> bool:
+def _grid(value: Value) -> NDArray[Any]:
+    """Return the array of labels, without an axis of a single channel; an array without axes if there is none."""
+    if value.is_pil:
+        mode = getattr(value.content, "mode", "")
+        return np.asarray(value.content) if mode in MAP_MODES else NO_NUMBERS
+    array = value.numbers
+    if array.ndim == 3 and array.shape[0] == 1:
+        array = array[0]
+    elif array.ndim == 3 and array.shape[2] == 1:
+        array = array[:, :, 0]
+    usable = array.ndim in (2, 3) and array.dtype.kind in "biuf" and min(array.shape[-2:]) >= pictures.MIN_SIDE
+    return array if usable and (array.ndim == 2 or len(array) <= MAX_LAYERS) else NO_NUMBERS
+
+
+def _is_palette(value: Value) -> bool:
+    return getattr(value.content, "mode", "") == "P"
+
+
+def _count_labels(grid: NDArray[Any]) -> str:
+    return f"{plural(len(np.unique(grid)), 'label')} in color"
+
+
+def is_mask(array: NDArray[Any], limit: int = MAX_LABELS) -> bool:
     """Whether a two-dimensional array has few distinct whole numbers, like labels."""
     if array.dtype.kind not in "biu":
         return False
-    return len(np.unique(thinned(array, CARD_ELEMENTS))) <= MAX_LABELS
+    return len(np.unique(thinned(array, CARD_ELEMENTS))) <= limit
+
+
+def is_binary(array: NDArray[Any]) -> bool:
+    """Whether an array has no numbers but 0 and 1, or bytes that are 0 and 255."""
+    if array.dtype.kind == "b":
+        return True
+    found = np.unique(thinned(array, CARD_ELEMENTS))
+    return bool(np.isin(found, (0, 1)).all() or (array.dtype == np.uint8 and np.isin(found, (0, 255)).all()))
+
+
+def _small(grid: NDArray[Any], side: int) -> NDArray[Any]:
+    """Return labels of at most `side` by `side` pixels: of layers, the number of the last one that has the pixel."""
+    factor = max(1, -(-max(grid.shape[-2:]) // side))
+    small = grid[..., ::factor, ::factor]
+    if small.ndim == 2:
+        return small
+    labels = np.zeros(small.shape[1:], np.int64)
+    for at, layer in enumerate(small, start=1):
+        labels[layer != 0] = at
+    return labels
 
 
 def colored_labels(mask: NDArray[Any]) -> Pixels:
@@ -70,9 +152,3 @@ def mask_over(image: Pixels, mask: NDArray[Any]) -> Pixels:
     labels = mask[np.ix_(rows, columns)]
     mixed = (image.astype(np.uint16) + colored_labels(labels)) // 2
     return np.where((labels != 0)[:, :, None], mixed.astype(np.uint8), image)
-
-
-def _picture(array: NDArray[Any], side: int) -> Picture:
-    labels = pictures.shrink(array[:, :, None], side, average=False)[:, :, 0]
-    note = f"{len(np.unique(array))} labels in color; 0 is black"
-    return Picture(png(colored_labels(labels)), array.shape[1], array.shape[0], note)

@@ -1,4 +1,4 @@
-"""Signals: arrays with one long axis."""
+"""Signals: arrays with one long axis, such as a sequence, the channels of a measurement, a window of a time series."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from numpy.typing import NDArray
 
 from nbloader._util.format import plural
 from nbloader.explorer.field import FEW
-from nbloader.explorer.kinds.base import Cover, Kind, Value
+from nbloader.explorer.kinds.base import NO_NUMBERS, Cover, Kind, Value
 from nbloader.explorer.values import envelope
 
 MAX_CHANNELS = 8
-"""Maximum number of rows of a table that are taken for the channels of a signal."""
+"""Maximum length of an axis that is taken for channels, and maximum number of channels that are drawn."""
+LEAST_STEPS = 16
+"""Minimum number of steps of an array that has its channels last: a shorter one is a table of rows."""
 
 
 class Signal(Kind):
-    """A wave: of several channels, the first one."""
+    """Waves, one below the other."""
 
     name = "signal"
     compared_as = "signal"
@@ -26,28 +28,42 @@ class Signal(Kind):
     @classmethod
     def recognizes(cls, value: Value) -> bool:
         """Return whether the array is a line of more than a few numbers, or has few lines."""
-        array = value.numbers
-        return _line(array).size > FEW
+        return _lines(value.numbers).size > FEW
+
+    @classmethod
+    def fits(cls, value: Value) -> bool:
+        """Return whether the array has one axis or two."""
+        return value.numbers.ndim in (1, 2) and value.numbers.size > 0
 
     def describe(self) -> None:
-        """Draw the envelope."""
+        """Draw the envelopes."""
         array, field, view = self.value.numbers, self.field, self.context.view
-        line = _line(array)
+        lines = _lines(array)
+        if not lines.size:  # the user calls it a signal: the long axis is time
+            lines = np.atleast_2d(array if array.ndim == 1 or array.shape[0] <= array.shape[1] else array.T)
         field.summary = self.value.shape_and_type
-        if not view.scan and (points := envelope(np.abs(line) if line.dtype.kind == "c" else line, view.points)):
-            field.data["points"] = points
+        drawn = lines[:MAX_CHANNELS]
+        if view.scan:
+            return
+        waves = [envelope(np.abs(line) if line.dtype.kind == "c" else line, view.points) for line in drawn]
+        if any(waves):
+            field.data["waves"] = waves
             field.drawn = True
-        if line.size < array.size:
-            field.note = f"the first of {plural(array.shape[0], 'channel')} is drawn"
+        if len(lines) > 1:
+            first = f"the first {len(drawn)} of " if len(drawn) < len(lines) else ""
+            field.note = f"{first}{plural(len(lines), 'channel')}, each from its minimum to its maximum"
 
     def cover(self) -> Cover:
         """Return that a wave is second to a picture."""
         return Cover.WAVE if self.field.drawn else Cover.OTHER
 
 
-def _line(array: NDArray[Any]) -> NDArray[Any]:
-    """Return the numbers along the only axis, or the first channel; no numbers if the array has another shape."""
+def _lines(array: NDArray[Any]) -> NDArray[Any]:
+    """Return channels and their numbers along the long axis; no numbers if the array has another shape."""
     if max(array.shape) == array.size:
-        return array.reshape(-1)
-    channels = array.ndim == 2 and array.shape[0] <= MAX_CHANNELS < array.shape[1]
-    return array[0] if channels else array.reshape(-1)[:0]
+        return array.reshape(1, -1)
+    if array.ndim != 2:
+        return NO_NUMBERS
+    if array.shape[0] <= MAX_CHANNELS < array.shape[1]:
+        return array
+    return array.T if array.shape[1] <= MAX_CHANNELS and array.shape[0] >= LEAST_STEPS else NO_NUMBERS

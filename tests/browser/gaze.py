@@ -1,6 +1,6 @@
-"""A worked example: a kind of value of the explorer, here key points, which are drawn over the picture of the sample.
+"""A worked example: a kind of value of the explorer, here gaze points, which are drawn over the picture of the sample.
 
-A kind consists of two modules with the same name: this one and keypoints.js.
+A kind consists of two modules with the same name: this one and gaze.js.
 
 This half runs in the explorer's workers. It recognizes the values, and turns each of them into a field: short strings
 and other JSON values, and a picture.
@@ -20,20 +20,20 @@ from nbloader.explorer.pictures import Pixels
 COLOR = (255, 214, 90)
 
 
-class Keypoints(Kind):
+class Gaze(Kind):
     """Points in the first picture of the sample, as x and y in pixels."""
 
-    name = "keypoints"
+    name = "gaze"
 
     @classmethod
     def recognizes(cls, value: Value) -> bool:
         """Whether a value is of this kind: by its name, its shape, its type, or its class."""
-        return "keypoint" in value.name and value.numbers.ndim == 2 and value.numbers.shape[1] == 2
+        return "gaze" in value.name and value.numbers.ndim == 2 and value.numbers.shape[1] == 2
 
     def describe(self) -> None:
         """Fill in the field. Shape, type and histogram of an array are added to it afterwards."""
         points = self.value.numbers
-        self.field.summary = f"{len(points)} key points"
+        self.field.summary = f"{len(points)} gaze points"
         self.field.data["corners"] = [points.min(axis=0).tolist(), points.max(axis=0).tolist()]
 
     def belongs_to(self, picture: Field) -> bool:
@@ -49,4 +49,4 @@ class Keypoints(Kind):
         return Drawn(pixels)
 
 
-register(Keypoints)
+register(Gaze)

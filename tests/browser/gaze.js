@@ -1,4 +1,4 @@
-// The browser's half of the example kind in keypoints.py.
+// The browser's half of the example kind in gaze.py.
 //
 // `draw` gets an empty element, and the field as describe() has filled it in. Name, type, statistics and notes are drawn
 // around it. nbloader/explorer/drawing.js lists what else `api` offers, and what else a kind may export.
