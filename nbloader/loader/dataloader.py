@@ -82,7 +82,8 @@ if TYPE_CHECKING:
 
     from nbloader.dashboard import Dashboard
     from nbloader.dashboard.page import Report
-    from nbloader.diagnose.what_if import LineTime, Prediction
+    from nbloader.diagnose.what_if import Prediction
+    from nbloader.diagnose.without_line import LineTime
     from nbloader.explorer.widget import Explorer
     from nbloader.loader.config import Workers
     from nbloader.loader.tuning import Tuning

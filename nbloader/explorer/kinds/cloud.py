@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nbloader._util.format import plural
+from nbloader._util.png import png
 from nbloader.explorer.kinds.base import NO_NUMBERS, Kind, Value
-from nbloader.explorer.pictures import BYTE, Picture, Pixels, png
+from nbloader.explorer.pictures import BYTE, Picture, Pixels
 from nbloader.explorer.strokes import dot
 
 NAMES = ("point", "cloud", "xyz", "lidar", "velodyne", "pcd", "vertices", "coords")

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nbloader._util.format import number
+from nbloader._util.png import png
 from nbloader.explorer import pictures
 from nbloader.explorer.kinds.base import NO_NUMBERS, Kind, Value
 from nbloader.explorer.pictures import BYTE, Picture, Pixels
@@ -47,7 +48,7 @@ class Flow(Kind):
         small = pictures.shrink(flow, self.context.view.side).astype(np.float64)
         longest = _longest(small)
         note = f"hue: direction (red to the right, green down); strongest color: {number(longest)} pixels or more"
-        self.context.show(self.field, Picture(pictures.png(colored_flow(small, longest)), width, height, note))
+        self.context.show(self.field, Picture(png(colored_flow(small, longest)), width, height, note))
 
 
 def _flow(value: Value) -> NDArray[np.float64]:

@@ -77,7 +77,7 @@ class Mask(Kind):
         if self.context.draws_picture:
             labels = _small(grid, side)
             note = f"{plural(len(grid), 'object')} in color" if grid.ndim > 2 else _count_labels(grid)
-            picture = Picture(pictures.png(colored_labels(labels)), width, height, f"{note}; 0 is black")
+            picture = Picture(png(colored_labels(labels)), width, height, f"{note}; 0 is black")
             self.context.show(self.field, picture)
 
     def belongs_to(self, picture: Field) -> bool:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from nbloader._util.png import png
 from nbloader.explorer import pictures
 from nbloader.explorer.field import shape_text
 from nbloader.explorer.kinds.base import Kind, Value
@@ -73,7 +74,7 @@ class Volume(Kind):
             return
         gray = all((frame == frame[:, :, :1]).all() for frame in drawn)
         strip = np.concatenate([frame[:, :, :1] if gray else frame for frame in drawn])
-        number = self.context.attach(pictures.png(strip))
+        number = self.context.attach(png(strip))
         self.field.data["frames"] = {"strip": number, "count": len(drawn), "step": step}
 
     def _frame(
