@@ -127,8 +127,8 @@ def upload_stats(records: Sequence[BatchRecord]) -> UploadStats | None:
 def placing_ns(r: BatchRecord) -> int:
     """Return the longest wait for a batch that its transfer can explain, ns; 0 if it was not transferred.
 
-    A transfer that was started before the consumer asked for the batch takes place during a step. Only what takes longer
-    than a step can delay the loop, also if a batch waits for the transfer of an earlier one.
+    A transfer that was started before the consumer asked for the batch takes place during a step, and delays the loop
+    only if it takes longer than a step.
     """
     placed = r.placed
     if placed is None:

@@ -13,6 +13,7 @@ from nbloader.dashboard.panels import Frame
 from nbloader.dashboard.panels.device import Device
 from nbloader.device.pinning import Registry
 from nbloader.device.torch_backend import TorchAccelerator
+from nbloader.metrics.stage_times import upload_stats
 
 pytestmark = pytest.mark.simulated
 
@@ -51,10 +52,11 @@ def test_a_device_that_is_slower_than_the_link_is_not(simulated, ahead):
     with loader_of(120, upload_ahead=ahead) as loader:
         simulator.speed(copy=0.1, kernel=30)  # long, so that the work of a busy host does not count
         stats = epoch(loader)
+        uploads = upload_stats([r for r in loader.events.batches() if r.epoch == 1])
     assert stats.epoch_verdict.cause == "consumer"
     assert stats.epoch_verdict.sentence.startswith("Make the loop's step faster")
     if ahead:
-        assert stats.uploads.hidden > 0.7
+        assert uploads.hidden > 0.5
 
 
 def test_the_panel_shows_uploads_and_memory(simulated):
