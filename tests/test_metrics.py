@@ -41,7 +41,7 @@ from nbloader.events.gauges import FetchProgress, Gauges, ProducedBatch, WorkerG
 from nbloader.metrics.aggregator import Aggregator
 from nbloader.metrics.evidence import MachineLoad
 from nbloader.metrics.snapshot import OPTIONAL_STAGES, STAGES, Snapshot
-from nbloader.metrics.stage_times import upload_stats
+from nbloader.metrics.stage_times import placing_ns, upload_stats
 from nbloader.metrics.usage import Usage
 
 pytestmark = pytest.mark.unit
@@ -1186,6 +1186,21 @@ def test_upload_stats_have_memory_throughput_and_hidden_share():
 
 def test_a_copy_that_began_after_it_was_needed_is_not_hidden():
     assert upload_stats([record(0, placed=placed(1, 0, (20, 24), needed=5, nbytes=1))]).hidden == 0
+
+
+@pytest.mark.parametrize(
+    ("begin", "upload", "step", "explained"),
+    [
+        (100, (100, 108), 5, 8),  # it was started when it was due
+        (90, (90, 98), 5, 3),  # during a step that is shorter
+        (90, (90, 98), 20, 0),  # during a step that is longer
+        (90, (0, 0), 20, 10),  # the device has not told
+    ],
+)
+def test_an_upload_explains_no_longer_wait_than_it_takes_beyond_a_step(begin, upload, step, explained):
+    r = record(0, placed=placed(begin, 0, upload, nbytes=1))
+    r = r._replace(requested=100 * MS, delivered=110 * MS, returned=(110 + step) * MS)
+    assert placing_ns(r) == explained * MS
 
 
 def test_without_uploads_there_are_no_upload_stats():

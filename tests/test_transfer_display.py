@@ -18,6 +18,7 @@ from nbloader import DataLoader
 from nbloader.dashboard.charts import columns_of
 from nbloader.dashboard.page import Report
 from nbloader.dashboard.panels import Frame
+from nbloader.dashboard.panels.device import Device
 from nbloader.dashboard.panels.path import describe
 from nbloader.dashboard.panels.plots import Plots
 from nbloader.dashboard.panels.timeline import Timeline as TimelinePanel
@@ -151,6 +152,15 @@ def test_a_slow_device_is_visible_in_every_view_of_a_loader():
     assert "GB/s" in upload.note
     assert columns_of(points)["stage_upload"][-1] > 0
     assert "Pinning and upload" in page
+    lines = Device().payload(Frame(s))
+    assert lines["warn"]
+    assert [line["label"] for line in lines["lines"]] == [
+        "Upload to stand-in:0", "Pinned memory", "Memory of stand-in:0",
+    ]  # fmt: skip
+    assert "the device waits" in lines["lines"][0]["text"]
+    assert lines["lines"][1]["text"].startswith("batches are copied to it, ")
+    assert lines["lines"][2]["text"] == "315 MB in tensors, 440 MB reserved by torch, of 1.07 GB"
+    assert lines["lines"][2]["bar"] == [["used", 29.3], ["kept", 11.7]]
     panel = Plots()
     html = panel.html(panel.payload(Frame(s, points)))
     assert "Pinning and upload" in html
@@ -182,6 +192,8 @@ def test_without_a_device_no_view_mentions_one():
     assert {stage.name for stage in s.stages} == set(STAGES) - set(OPTIONAL_STAGES)
     assert "Pinning and upload" not in page
     assert "device" not in Plots().payload(Frame(s))["y"]
+    assert Device().payload(Frame(s))["lines"] == []
+    assert not Device().html(Device().payload(Frame(s)))
     kinds = {kind["name"] for kind in TimelinePanel().payload(Frame(s))["kinds"]}
     assert kinds == set(KINDS) - {"transfer", "pin", "upload", "lost"}
 

@@ -19,7 +19,7 @@ from typing import Any
 from nbloader.events import BatchRecord, Machine
 from nbloader.events.pauses import Pauses
 from nbloader.metrics.evidence import Evidence, MachineLoad, MakeTime, Place, SlowBatch, SpanName
-from nbloader.metrics.stage_times import elapsed_ns, median, returned_at, share_of, upload_stats
+from nbloader.metrics.stage_times import elapsed_ns, median, placing_ns, returned_at, share_of, upload_stats
 from nbloader.metrics.usage import Usage
 
 SAMPLED = 128
@@ -190,7 +190,7 @@ def measure(records: Sequence[BatchRecord], options: SpanOptions) -> Evidence:
         max(0, min(wait, r.delivered - max(r.requested, r.in_order)) - drawn)
         for r, wait, drawn in zip(regular, regular_waits, sampling, strict=True)
     ]
-    placed = [ns if r.placed is not None else 0 for r, ns in zip(regular, there, strict=True)]
+    placed = [min(ns, placing_ns(r)) for r, ns in zip(regular, there, strict=True)]
     steady_ns = max(1, span_ns - startup_ns - drawn_first - stall_ns)
     steady_batches = max(1, o.batches - len(first) - len(stalled))
     count = len(regular)

@@ -124,6 +124,22 @@ def upload_stats(records: Sequence[BatchRecord]) -> UploadStats | None:
     )
 
 
+def placing_ns(r: BatchRecord) -> int:
+    """Return the longest wait for a batch that its transfer can explain, ns; 0 if it was not transferred.
+
+    A transfer that was started before the consumer asked for the batch takes place during a step, and delays the loop
+    only if it takes longer than a step.
+    """
+    placed = r.placed
+    if placed is None:
+        return 0
+    if placed.device and not placed.uploaded:  # the device has not told
+        return elapsed_ns(r.requested, r.delivered)
+    took = elapsed_ns(placed.begin, placed.pinned) + elapsed_ns(placed.upload_begin, placed.uploaded)
+    hidden = elapsed_ns(r.delivered, returned_at(r)) if placed.begin < r.requested else 0
+    return max(0, took - hidden)
+
+
 def exposed_ns(placed: Placed) -> int:
     """Return the part of a copy that was not hidden, ns: the consumer's work on the device waited for the batch."""
     return elapsed_ns(max(placed.upload_begin, placed.needed), placed.uploaded) if placed.needed else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -157,3 +158,52 @@ def test_remedies_are_tried_after_a_click_while_the_loop_runs(open_notebook: Any
     assert "True" in notebook.wait_until_run(2)
     notebook.run(3)
     page.locator(".nbl-static:visible", has_text="decoded at its full size").first.wait_for()
+
+
+UPLOADS = f"""
+import sys, time
+sys.path.append({str(Path(__file__).parents[1])!r})
+from datasets import Images
+from stand_in import PacedStandIn
+from nbloader import DataLoader
+device = PacedStandIn(4 * 64 * 64 * 4 / 0.004, name="cuda:0")  # 4 ms a batch
+loader = DataLoader(Images(100_000), 4, num_workers=2, device=device)
+loader
+"""
+
+
+def test_the_panel_of_the_device_is_shown_where_batches_are_uploaded(open_notebook: Any) -> None:
+    notebook = open_notebook(UPLOADS, "for batch in loader: time.sleep(0.01)", "loader.close()")
+    page = notebook.page
+    notebook.run(0)
+    panel = page.locator(".nbl-live .nbl-panel-device")
+    panel.locator(".nbl-title", has_text="Device").wait_for()
+    panel.locator(".nbl-device-line", has_text="not measured yet").wait_for()
+    notebook.run(1)
+    panel.locator(".nbl-device-line", has_text="hidden behind the step").wait_for()
+    panel.locator(".nbl-device-line", has_text="shared memory, without a copy; ").wait_for()
+    panel.locator(".nbl-device-line", has_text="315 MB in tensors, 440 MB reserved by torch, of 1.07 GB").wait_for()
+    panel.locator(".nbl-note", has_text="of the uploads hidden").wait_for()
+    for theme in ("light", "dark"):
+        if theme == "dark":
+            page.evaluate("() => jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Dark'})")
+            page.locator("body[data-jp-theme-light='false']").wait_for(state="attached")
+            page.locator("#jupyterlab-splash").wait_for(state="detached")
+        page.mouse.move(0, 0)
+        assert panel.evaluate(LOW_CONTRAST) == []
+        for width in (1400, 900):
+            page.set_viewport_size({"width": width, "height": 1100})
+            panel.scroll_into_view_if_needed()
+            assert panel.evaluate("node => node.scrollWidth - node.clientWidth") <= 1
+            screenshot(page, f"device-{theme}-{width}")
+    page.evaluate(f"() => {{ {notebook._PANEL}.context.sessionContext.session.kernel.interrupt(); }}")
+    notebook.wait_until_run(1)
+    notebook.run(2)
+    page.locator(".nbl-static:visible", has_text="Memory of cuda:0").first.wait_for()
+
+
+def test_without_a_device_its_panel_is_hidden(open_notebook: Any) -> None:
+    notebook = open_notebook(SHOW)
+    notebook.run(0)
+    notebook.page.locator(".nbl-live .nbl-panel-samples").wait_for()
+    notebook.page.locator(".nbl-live .nbl-panel-device").wait_for(state="hidden")
