@@ -54,9 +54,11 @@ PAGE = ROOT / "docs" / "explanation" / "benchmarks.md"
 BEGIN, END = "<!-- remedies: written by tests/bench/remedies.py -->", "<!-- /remedies -->"
 SECONDS = 6.0
 """About how long the loop runs before the screen is read."""
-TURN = 4.0
+TURN = 3.0
 """About how long each turn of the measurement takes with the slower code."""
 TURNS = 3
+EPOCHS = 100
+"""Number of tiny epochs in a turn."""
 WORKERS = 2
 GAINED = 1.5
 CLOSE = 0.15
@@ -483,7 +485,7 @@ def run(loader: Loader, folder: Path) -> Row:
         row = Row(loader.name)
         with nbloader.DataLoader(dataset, **options) as watched:
             watched.profile_lines()
-            for _ in range(int(SECONDS / 0.03) if tiny else 1):
+            for _ in range(EPOCHS if tiny else 1):
                 for _batch in watched:
                     pass
             began = time.perf_counter()
@@ -507,7 +509,7 @@ def run(loader: Loader, folder: Path) -> Row:
                 row.remedy = ", ".join(f"{name}={value}" for name, value in change.options.items())
                 row.predicted = change.predicted
         dataset.length = 64 if tiny else length(TURN, took, options)
-        row.measured = compare(dataset, options, change, epochs=int(TURN / 0.03) if tiny else 1)
+        row.measured = compare(dataset, options, change, epochs=EPOCHS if tiny else 1)
     return row
 
 
@@ -637,13 +639,14 @@ def rate(dataset: Any, options: dict[str, Any], loop: Callable[[Any], Any], epoc
         for batch in itertools.islice(loader, 1) if epochs > 1 else ():
             loop(batch)
         begin, count = time.perf_counter(), 0
+        first = 2 * options["num_workers"] if epochs == 1 else 0
         for _ in range(epochs):
             for batch in loader:
                 loop(batch)
                 count += 1
-                if epochs == 1 and count == 2 * options["num_workers"]:
-                    begin, count = time.perf_counter(), 0
-        return count / (time.perf_counter() - begin)
+                if count == first:
+                    begin = time.perf_counter()
+        return (count - first) / (time.perf_counter() - begin)
 
 
 # ---- the table ------------------------------------------------------------------------------------------------------
@@ -676,13 +679,13 @@ def table(rows: list[Row], others: float) -> str:
     right = sum(row.line_is_right for row in rows)
     when = datetime.now(timezone.utc).strftime("%Y-%m-%d")
     summary = (
-        f"The right line stands first in {right} of {len(rows)}; the loop is at least {GAINED} times as fast in {gained} "
-        f"of {len(rows)}; {close} of {len(both)} predictions are within {CLOSE:.0%} of what was measured."
+        f"The right line stands first in {right} of {len(rows)}; the loop is at least {GAINED} times as fast in "
+        f"{gained} of {len(rows)}; {close} of {len(both)} predictions are within {CLOSE:.0%} of what was measured."
     )
     python, version = ".".join(map(str, sys.version_info[:2])), torch.__version__.partition("+")[0]
     how = (
-        f"Measured on {when}, on {psutil.cpu_count()} cores, {WORKERS} workers, Python {python}, "
-        f"torch {version}; medians of {TURNS} turns. Meanwhile other programs used {others:.2f} cores on average."
+        f"Measured on {when}, on {psutil.cpu_count()} cores, {WORKERS} workers, Python {python}, torch "
+        f"{version}; medians of {TURNS} turns. Meanwhile other programs used {others:.2f} cores on average."
     )
     lines += ["", summary, "", how]
     return "\n".join(lines) + "\n"
@@ -704,7 +707,10 @@ def main() -> None:
     """Run the loaders, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="names of loaders, separated by commas")
+    parser.add_argument("--quick", action="store_true", help="short turns, to see whether everything runs")
     arguments = parser.parse_args()
+    if arguments.quick:
+        globals().update(SECONDS=2.0, TURN=1.0, TURNS=1, EPOCHS=20)
     chosen = tuple(filter(None, arguments.only.split(",")))
     warnings.filterwarnings("ignore", message="This DataLoader will create")
     rows, missing = [], []
@@ -725,7 +731,7 @@ def main() -> None:
     TABLE.parent.mkdir(parents=True, exist_ok=True)
     TABLE.write_text(text, encoding="utf-8")
     print(text)
-    if not chosen and not missing:
+    if not (chosen or missing or arguments.quick):
         page = PAGE.read_text(encoding="utf-8")
         head, _, rest = page.partition(BEGIN)
         PAGE.write_text(f"{head}{BEGIN}\n\n{text}\n{END}{rest.partition(END)[2]}", encoding="utf-8")

@@ -73,7 +73,7 @@ class Remedies(Panel):
             "done": round(search.done, 3),
             "text": search.text or ("" if search.found else HINT if frame.lines.lines else NO_LINES),
             "first": _first(search),
-            "columns": [*COLUMNS.items()],
+            "columns": [*COLUMNS.items()] if search.found else [],
             "rows": [_row(found) for found in search.found[:ROWS]],
         }
 
