@@ -29,6 +29,7 @@ import statistics
 import sys
 import tempfile
 import time
+import traceback
 import warnings
 import zlib
 from collections.abc import Callable, Iterator
@@ -96,24 +97,16 @@ class Photographs(Repeated):
         return torch.from_numpy(np.array(img)).permute(2, 0, 1), index % 10
 
 
-class Folder(Repeated):
+def image_folder(folder: Path) -> Any:
     """torchvision's ImageFolder with its default loader."""
+    from torchvision import transforms
+    from torchvision.datasets import ImageFolder
 
-    line = "img.convert"
-
-    def __init__(self, folder: Path) -> None:
-        from torchvision import transforms
-        from torchvision.datasets import ImageFolder
-
-        for name in ("cats", "dogs"):
-            (folder / name).mkdir()
-            Photographs(folder / name)
-        steps = [transforms.Resize((224, 224)), transforms.PILToTensor()]
-        self.inner = ImageFolder(str(folder), transform=transforms.Compose(steps))
-        self.length = len(self.inner)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.inner[index % len(self.inner)]
+    for name in ("cats", "dogs"):
+        (folder / name).mkdir()
+        Photographs(folder / name)
+    steps = [transforms.Resize((224, 224)), transforms.PILToTensor()]
+    return ImageFolder(str(folder), transform=transforms.Compose(steps))
 
 
 class Hdf5(Repeated):
@@ -425,7 +418,7 @@ class Loader:
     """A slow loader."""
 
     name: str
-    dataset: type[Any]
+    dataset: Callable[[Path], Any]
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     needs: str = ""
     """Package that it needs."""
@@ -433,7 +426,7 @@ class Loader:
 
 LOADERS = [
     Loader("large JPEGs", Photographs, {"batch_size": 8}),
-    Loader("ImageFolder", Folder, {"batch_size": 8}, "torchvision"),
+    Loader("ImageFolder", image_folder, {"batch_size": 8}, "torchvision"),
     Loader("HDF5 file opened per sample", Hdf5),
     Loader("rows of a data frame", Rows, {"batch_size": 32}),
     Loader("npz per sample", Archive),
@@ -481,7 +474,7 @@ def run(loader: Loader, folder: Path) -> Row:
         options = {"batch_size": 16, "num_workers": WORKERS, **loader.options}
         took = measured_sample(dataset, options)
         tiny = isinstance(dataset, Tiny)
-        dataset.length = 64 if tiny else length(SECONDS, took, options)
+        resize(dataset, 64 if tiny else length(SECONDS, took, options))
         row = Row(loader.name)
         with nbloader.DataLoader(dataset, **options) as watched:
             watched.profile_lines()
@@ -495,20 +488,25 @@ def run(loader: Loader, folder: Path) -> Row:
             row.seconds = time.perf_counter() - began
             row.cause = stats.epoch_verdict.cause
             row.line = hot.lines[0].source or hot.lines[0].function if hot.lines else ""
-            row.line_is_right = any(part in row.line for part in dataset.line.split("|")) or tiny
+            right = getattr(dataset, "line", "img.convert|decoder.decode|self.load()|im.resize")
+            row.line_is_right = tiny or any(part in row.line for part in right.split("|"))
             print(f"\n== {loader.name}\n{stats.verdict}\n{found!r}", flush=True)
-            change = applied(found[0], watched) if found and found[0].samples else setting(stats)
+            first = found[0] if found and found[0].samples else None
+            change = setting(stats)
+            if change is None or (first is not None and first.gain > (change.predicted or 1.0)):
+                change = None if first is None else applied(first, watched)
+            else:
+                first = None
             if change is None:
                 row.note = repr(found).splitlines()[0][:80]
                 return row
-            if found and found[0].samples:
-                first = found[0]
+            if first is not None:
                 row.remedy, row.samples = first.name, str(first.difference)
                 row.predicted = None if first.prediction is None else first.prediction.speedup
             else:
                 row.remedy = ", ".join(f"{name}={value}" for name, value in change.options.items())
                 row.predicted = change.predicted
-        dataset.length = 64 if tiny else length(TURN, took, options)
+        resize(dataset, 64 if tiny else length(TURN, took, options))
         row.measured = compare(dataset, options, change, epochs=EPOCHS if tiny else 1)
     return row
 
@@ -537,6 +535,15 @@ def measured_sample(dataset: Any, options: dict[str, Any]) -> float:
             collate(samples)
         count += 4
     return (time.perf_counter() - begin) / count
+
+
+def resize(dataset: Any, samples: int) -> None:
+    """Give a dataset so many samples."""
+    if isinstance(dataset, Repeated):
+        dataset.length = samples
+    else:  # an ImageFolder
+        first = dataset.samples[:48]
+        dataset.samples = (first * (samples // len(first) + 1))[:samples]
 
 
 def length(seconds: float, took: float, options: dict[str, Any]) -> int:
@@ -722,8 +729,14 @@ def main() -> None:
             missing.append(f"{loader.name} (needs {loader.needs})")
             continue
         with tempfile.TemporaryDirectory() as folder:
-            rows.append(run(loader, Path(folder)))
+            try:
+                rows.append(run(loader, Path(folder)))
+            except Exception as error:
+                traceback.print_exc()
+                rows.append(Row(loader.name, note=f"failed: {type(error).__name__}"))
         print(rows[-1], flush=True)
+        TABLE.parent.mkdir(parents=True, exist_ok=True)
+        TABLE.write_text(table(rows, 0.0), encoding="utf-8")
     others = max(0.0, machine_cpu() - machine - (own_cpu() - own)) / (time.monotonic() - begin)
     text = table(rows, others)
     if missing:
