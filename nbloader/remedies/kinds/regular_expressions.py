@@ -46,9 +46,8 @@ def _of_pattern(site: Site, call: ast.Call, function: str) -> list[Edit]:
     pattern = ", ".join(site.text(part) for part in (call.args[0], *flags))
     edits = [Edit(call.func, f"compiled({pattern}).{function}"), Edit(_between(call.args[0], call.args[1]), "")]
     for keyword in flags:
-        others: list[ast.expr | ast.keyword] = [
-            part for part in (*call.args, *call.keywords) if _end(part) < _begin(keyword)
-        ]
+        parts: list[ast.expr | ast.keyword] = [*call.args, *call.keywords]
+        others = [part for part in parts if _end(part) < _begin(keyword)]
         edits.append(Edit(_between(max(others, key=_end), keyword, whole=False), ""))
     return edits
 
