@@ -53,12 +53,12 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 TABLE = ROOT / "build" / "remedies" / "table.md"
 PAGE = ROOT / "docs" / "explanation" / "benchmarks.md"
 BEGIN, END = "<!-- remedies: written by tests/bench/remedies.py -->", "<!-- /remedies -->"
-SECONDS = 6.0
+SECONDS = 4.0
 """About how long the loop runs before the screen is read."""
-TURN = 3.0
+TURN = 1.5
 """About how long each turn of the measurement takes with the slower code."""
 TURNS = 3
-EPOCHS = 100
+EPOCHS = 60
 """Number of tiny epochs in a turn."""
 WORKERS = 2
 GAINED = 1.5
