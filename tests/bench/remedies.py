@@ -58,6 +58,8 @@ SECONDS = 4.0
 TURN = 1.5
 """About how long each turn of the measurement takes with the slower code."""
 TURNS = 3
+BATCHES = 40
+"""Minimum number of batches of an epoch: a prediction needs more than twenty."""
 EPOCHS = 60
 """Number of tiny epochs in a turn."""
 WORKERS = 2
@@ -425,8 +427,8 @@ class Loader:
 
 
 LOADERS = [
-    Loader("large JPEGs", Photographs, {"batch_size": 8}),
-    Loader("ImageFolder", image_folder, {"batch_size": 8}, "torchvision"),
+    Loader("large JPEGs", Photographs, {"batch_size": 4}),
+    Loader("ImageFolder", image_folder, {"batch_size": 4}, "torchvision"),
     Loader("HDF5 file opened per sample", Hdf5),
     Loader("rows of a data frame", Rows, {"batch_size": 32}),
     Loader("npz per sample", Archive),
@@ -548,7 +550,7 @@ def resize(dataset: Any, samples: int) -> None:
 
 def length(seconds: float, took: float, options: dict[str, Any]) -> int:
     """The number of samples that take about so long."""
-    batches = max(20, round(seconds * WORKERS / took / options["batch_size"]))
+    batches = max(BATCHES, round(seconds * WORKERS / took / options["batch_size"]))
     return batches * int(options["batch_size"])
 
 
@@ -625,15 +627,16 @@ def setting(stats: Any) -> Change | None:
 def compare(dataset: Any, options: dict[str, Any], change: Change, epochs: int) -> float:
     """How many times as fast the loop becomes: the median of turns."""
     ratios = []
+    before = rate(dataset, options, as_it_is, epochs, later=False)
     for _ in range(TURNS):
-        before = rate(dataset, options, lambda batch: batch, epochs, later=False)
         back = change.swap()
         try:
             after = rate(dataset, options | change.options, change.loop, epochs, later=change.later)
         finally:
             back()
-        again = rate(dataset, options, lambda batch: batch, epochs, later=False)
+        again = rate(dataset, options, as_it_is, epochs, later=False)
         ratios.append(2 * after / (before + again))
+        before = again
     return statistics.median(ratios)
 
 
