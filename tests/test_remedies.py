@@ -644,7 +644,7 @@ def pil_loader(path):
     samples = Samples(object(), None, (), iterable=False, facts=Facts((50, 40)))
     (found,) = search(hot, samples, run=None, predict=None)
     assert found.name == "full-size-jpeg"
-    assert found.line.share == pytest.approx(0.85)
+    assert found.line.share == pytest.approx(1.0)
     assert "opened.draft('RGB', (100, 80))" in found.code.replace('"', "'")
     assert "Pass it: ImageFolder(..., loader=pil_loader)." in str(found)
 

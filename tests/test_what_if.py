@@ -276,6 +276,19 @@ def test_threads_are_predicted_where_little_computing_may_hold_the_interpreter_l
 
 
 @pytest.mark.unit
+@pytest.mark.parametrize(("cause", "unlocks"), [("lock", True), ("cores_taken", False)])
+def test_a_line_that_becomes_cheaper_is_predicted_beside_a_lock_and_other_programs(cause, unlocks):
+    now = settings(2)
+    records = recorded([Job(0.1, 0.0, 0.001)] * 120, now)
+    cheaper = CostChange(line=LineTime(0.0, 0.5, 5000), unlocks=unlocks)
+    assert predict(records, Evidence(), now, now, cause, "x", cheaper).speedup == pytest.approx(2, rel=0.1)
+    assert predict(records, Evidence(), now, settings(4), cause, "x").speedup is None
+    if unlocks:
+        still = CostChange(line=LineTime(0.0, 0.5, 5000))
+        assert predict(records, Evidence(), now, now, cause, "x", still).reason == "a lock serializes the workers"
+
+
+@pytest.mark.unit
 def test_a_pickled_batch_is_predicted_without_transport():
     now = settings(1)
     jobs = [Job(0.05, 0.0, 0.055)] * 120

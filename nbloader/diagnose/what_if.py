@@ -669,10 +669,11 @@ def _interval(ratios: Sequence[float], error: float) -> _Interval:
 def _unmodeled(cause: str, change: CostChange, samples: float, e: Evidence) -> str:
     """Why there can be no prediction, regardless of the replay; "" if there may be one."""
     limit = BY_NAME.get(cause)  # a verdict may also be a state of the loader
-    removed = (limit is PICKLE and change.removes_pickling) or (limit is LOCK and change.unlocks)
+    cheaper = limit is CORES_TAKEN and change.line is not None  # a line's share includes its waits for a core
+    removed = (limit is PICKLE and change.removes_pickling) or (limit is LOCK and change.unlocks) or cheaper
     if limit is not None and limit.unmodeled and not removed:
         return limit.unmodeled
-    if core_wait(e) >= CONTENDED and taken_by_others(e):  # whatever the cause: more workers would wait, too
+    if change.line is None and core_wait(e) >= CONTENDED and taken_by_others(e):  # more workers would wait, too
         return CORES_TAKEN.unmodeled
     if change.batch_size is not None and samples < change.batch_size * MIN_REPLAYED:
         return f"the {samples:.0f} samples of the last batches make fewer than {MIN_REPLAYED} of this size"

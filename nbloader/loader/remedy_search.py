@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
-from nbloader._util.code_places import is_library, place_of, source_line
+from nbloader._util.code_places import place_of, source_line
 from nbloader.diagnose.what_if import Prediction
 from nbloader.diagnose.without_line import LineTime
 from nbloader.errors import NbloaderError
@@ -196,14 +196,11 @@ def _known(lines: Sequence[HotLine], samples: Samples) -> list[_Found]:
 
 
 def _of_libraries(hot: HotLines) -> list[HotLine]:
-    """Return the lines of functions of libraries for which users can pass their own ones (`REPLACEABLE`).
-
-    They have the samples in which no line of the user's code was on the stack.
-    """
+    """Return the lines of functions of libraries for which users can pass their own ones (`REPLACEABLE`)."""
     found: dict[CodeLine, list[StackCount]] = {}
     for count in hot.stacks:
         line = replaceable(count.stack)
-        if line is not None and all(is_library(part.file) for part in count.stack):
+        if line is not None:
             found.setdefault(line, []).append(count)
     whole = sum(count.computing + count.waiting for count in hot.stacks) or 1.0
     lines = []

@@ -45,14 +45,11 @@ export function create(el, { make, write, button, copy, note, request, unfolded,
     make("span", "", first, `${share} `);
     make("code", "", first, source).title = source;
     make("div", "nbl-note", first, place);
-    const prose = make("td", "nbl-prose", node);
-    make("div", "", prose, why);
-    make("div", "", prose, instead);
     cells.forEach((cell, k) => make("td", k === 3 ? "nbl-prose" : "", node, cell));
-    if (!cells.length) Object.assign(make("td", "nbl-prose", node, said), { colSpan: width - 2 });
-    if (!code && !pictures) return;
+    if (!cells.length) Object.assign(make("td", "nbl-prose", node, said), { colSpan: width - 1 });
     const below = make("td", "", make("tr", "nbl-detail", body));
     below.colSpan = width;
+    make("div", "", below, `${why} ${instead}`);
     if (code) {
       const details = make("details", "", below);
       const summary = make("summary", "", details, "Code");

@@ -20,7 +20,6 @@ log = logging.getLogger(__name__)
 
 COLUMNS = {
     "Line": "A slow line, and its share of the workers' time",
-    "Instead": "Why it is slow, and what to write instead",
     "Now": "Time of a sample with your code; CPU time if it is about threads",
     "Then": "The same with the other code",
     "Gain": "How many times as fast a sample is produced",
@@ -73,7 +72,7 @@ class Remedies(Panel):
             "done": round(search.done, 3),
             "text": search.text or ("" if search.found else HINT if frame.lines.lines else NO_LINES),
             "first": _first(search),
-            "columns": [*COLUMNS.items()],
+            "columns": [*COLUMNS.items()] if search.found else [],
             "rows": [_row(found) for found in search.found[:ROWS]],
         }
 
@@ -151,12 +150,12 @@ def _row(found: RemedyResult) -> dict[str, Any]:
 
 def _row_html(row: dict[str, Any]) -> str:
     code = f"<details><summary>Code</summary><pre>{escape(row['code'])}</pre></details>" if row["code"] else ""
+    why = escape(f"{row['why']} {row['instead']}")
     measured = "".join(f"<td>{escape(cell)}</td>" for cell in row["cells"])
     line = f"{escape(row['share'])} <code>{escape(row['source'])}</code><br>{escape(row['place'])}"
     return (
-        f'<tr><th scope="row">{line}</th>'
-        f'<td class="nbl-prose">{escape(row["why"])} {escape(row["instead"])}{code}</td>'
-        f"{measured or _untried(row)}</tr>"
+        f'<tr><th scope="row">{line}</th>{measured or _untried(row)}</tr>'
+        f'<tr class="nbl-detail"><td colspan="{len(COLUMNS)}">{why}{code}</td></tr>'
     )
 
 
