@@ -81,8 +81,9 @@ demo demo-cluster:
 	    --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks/$(NOTEBOOK).ipynb \
 	    $(if $(filter none,$(BROWSER)),--no-browser) $$([ "$$(id -u)" -ne 0 ] || echo --allow-root)
 
-test: lint
-	@$(MAKE) --no-print-directory --keep-going docs test-portable test-all
+test:
+	@$(MAKE) --no-print-directory --jobs=2 lint docs
+	@$(MAKE) --no-print-directory --keep-going test-portable test-all
 
 # Several processes share the tests, see tests/conftest.py.
 PYTEST := $(PY) -m pytest --numprocesses=auto --no-loadscope-reorder --max-worker-restart=0

@@ -134,11 +134,11 @@ def test_samplers_of_other_classes_may_learn_from_the_loop():
 
 # >> [policy]
 def as_torch(load: Load) -> Plan:
-    """Plan that each worker holds `prefetch_factor` batches, and that nothing is requested beyond these."""
-    size = load.num_workers * load.prefetch_factor
+    """Plan that the workers hold what the user asked for, whatever a batch costs, and nothing beyond."""
+    size = load.num_workers * load.prefetch_factor if load.prefetch is None else load.prefetch
     if load.affordable is not None:
         size = min(size, load.affordable)
-    depth = max(1, load.prefetch_factor)
+    depth = max(1, -(-size // load.num_workers))
     return Plan(
         planned=size, size=size, blocked_size=size, credit=size, depth=depth, blocked_depth=depth, step=1,
     )  # fmt: skip
