@@ -111,7 +111,7 @@ def test_ranks_that_wait_alike_are_not_blamed_and_the_end_is_seen(tmp_path, caps
     assert "80 of 80" in capsys.readouterr().out
 
 
-def test_one_process_reports_while_it_iterates_and_when_its_loader_is_closed(tmp_path, monkeypatch):
+def test_one_process_reports_while_it_iterates_and_when_its_loader_is_closed(tmp_path, monkeypatch, capsys):
     folder = tmp_path / "a" / "ranks"
     monkeypatch.setenv("NBLOADER_RANKS", str(folder))
     for name in ("RANK", "WORLD_SIZE"):
@@ -126,6 +126,11 @@ def test_one_process_reports_while_it_iterates_and_when_its_loader_is_closed(tmp
     (only,) = nbloader.ranks()
     assert (only.rank, only.world, only.snapshot.batches_done) == (0, 1, 10)
     assert nbloader.ranks().findings[0].startswith("Rank 0: Epoch 0 ended after 10 batches")
+    monkeypatch.chdir(folder.parent)
+    guide = Path(__file__).parents[2] / "docs/how-to/use-in-frameworks.md"
+    blocks = re.findall(r"```python\n(.*?)```", guide.read_text(encoding="utf-8"), re.DOTALL)
+    exec(next(block for block in blocks if "nbloader.ranks(" in block), {})
+    assert "Epoch 0 ended after 10 batches" in capsys.readouterr().out
 
 
 def test_the_loop_of_training_is_reported_not_the_one_inside_it_and_no_loader_in_a_worker(tmp_path, monkeypatch):
