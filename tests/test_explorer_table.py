@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
+import re
+import time
 
 import numpy as np
 import pytest
@@ -12,7 +15,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from nbloader.explorer.arrangement import Arrangement
 from nbloader.explorer.describer import describe
+from nbloader.explorer.embedding import Embedding
+from nbloader.explorer.looks import alike
+from nbloader.explorer.own_columns import OwnColumn
 from nbloader.explorer.problems import Check, Form, find_problems
 from nbloader.explorer.reader import ReadSample, SampleReader, scan_request
 from nbloader.explorer.scan import AHEAD, Scan
@@ -59,6 +66,43 @@ def test_duplicates_are_compared_by_what_a_sample_mainly_is(first, second, equal
     digests = [check_of(sample).digest for sample in (first, second)]
     assert all(digests)
     assert (digests[0] == digests[1]) is equal
+
+
+def photograph(seed):
+    """A picture of blobs of several sizes."""
+    random = np.random.default_rng(seed)
+    coarse = [
+        np.kron(random.integers(0, 256, (size, size, 3)), np.ones((96 // size, 96 // size, 1))) for size in (4, 12)
+    ]
+    return ((coarse[0] * 2 + coarse[1]) / 3).astype(np.uint8)
+
+
+def test_changed_pictures_look_alike_and_others_do_not():
+    first = photograph(0)
+    resized = np.asarray(Image.fromarray(first).resize((70, 80)))
+    compressed = io.BytesIO()
+    Image.fromarray(first).save(compressed, "JPEG", quality=30)
+    compressed = np.asarray(Image.open(compressed))
+    brighter = (first.astype(int) * 0.9 + 20).astype(np.uint8)
+    changed = {1: resized, 2: compressed, 3: brighter, 4: first.copy()}
+    samples = [{"image": changed.get(i, first if i == 0 else photograph(i)), "label": i % 2} for i in range(60)]
+    problems = table_of(samples).problems()
+    assert list(problems["alike"]) == [1, 2, 3]
+    assert problems["alike"][1].startswith("looks like 0")
+    assert list(problems["duplicate"]) == [4]
+    plain = [{"image": np.full((32, 32, 3), i, np.uint8)} for i in range(20)]
+    assert table_of(plain).problems()["alike"] == {}
+
+
+@given(st.lists(st.integers(0, 2**32), min_size=2, max_size=30, unique=True), st.integers(0, 10))
+@settings(max_examples=30, deadline=None)
+def test_looks_with_few_different_bits_are_in_one_group(seeds, flipped):
+    looks = {i: np.random.default_rng(seed).bytes(32).hex() for i, seed in enumerate(seeds)}
+    changed = np.frombuffer(bytes.fromhex(looks[0]), np.uint8).copy()
+    for bit in np.random.default_rng(0).choice(256, flipped, replace=False):
+        changed[bit // 8] ^= 1 << (bit % 8)
+    looks[100] = changed.tobytes().hex()
+    assert alike(looks) == [[0, 100]]
 
 
 def test_objects_without_content_are_no_duplicates():
@@ -154,6 +198,163 @@ def test_costs_of_a_number_are_by_bins():
     first = table.statistics({}, "", "", "n")[0]["costs"][0]
     assert first["value"][0] >= 90
     assert first["share_of_time"] > 0.7
+
+
+def own(name, values, total, names=None):
+    """A column of the user."""
+    return name, OwnColumn.of(name, values, total, names)
+
+
+def test_columns_of_the_user_have_histograms_filters_orders_groups_and_costs():
+    samples = [{"label": "cat" if i % 2 else "dog", "n": 9 - i} for i in range(10)]
+    table = table_of(samples, seconds=[0.1] * 10)
+    table.add_column(*own("loss", np.linspace(0, 1, 20), 20))  # also for samples that were not read
+    table.add_column(*own("prediction", {1: 0, 2: 1, 3: 1, 15: 1}, 20, ["cat", "dog"]))
+    content, buffers = table.statistics({"loss": [0.1, 0.45]}, "loss", "n", "prediction")
+    columns = {column["name"]: column for column in content["columns"]}
+    assert (sum(columns["loss"]["all"]), columns["loss"]["missing"], columns["n"]["missing"]) == (20, 0, 0)
+    assert sum(columns["n"]["passed"]) == 7
+    assert (content["rows"], content["own"]) == (10, ["loss", "prediction"])
+    assert np.frombuffer(buffers[2]).tolist() == list(range(10)), "samples with both values"
+    assert [line["samples"] for line in content["costs"]] == [2]
+    assert table.filtered({"loss": [0.75, 2]}) == [15, 16, 17, 18, 19]
+    assert table.sorted_by("loss", {}, descending=True)[:3] == [19, 18, 17]
+    assert table.sorted_by("n", {})[:11] == [*range(9, -1, -1), 10], "samples without a value are the last ones"
+    assert table.sorted_by("label", {"prediction": ["dog"]}) == [3, 2, 15]
+    groups = table.groups("prediction", {}, 2, table.sorted_by("loss", {}, descending=True))
+    assert [(group.name, group.size, group.indices) for group in groups] == [("dog", 3, [15, 3]), ("cat", 1, [1])]
+    assert table.filtered(groups[0].filters) == [2, 3, 15]
+    assert table.rows()[1]["prediction"] == "cat"
+    assert (len(table.rows()), len(table.rows(every=True)), table.rows(every=True)[15]["prediction"]) == (10, 20, "dog")
+    assert {line["value"]: line["samples"] for line in table.costs("prediction")} == {None: 7, "cat": 1, "dog": 2}
+    table.remove_column("loss")
+    table.remove_column("prediction")
+    assert table.indices().tolist() == list(range(10))
+    with pytest.raises(KeyError, match="no column 'loss' of your own: there is none"):
+        table.remove_column("loss")
+
+
+def test_pairs_of_labels_and_predictions_are_counted_and_each_cell_can_be_filtered():
+    table = table_of([{"y": i % 3} for i in range(30)])
+    predictions = [0 if i in (1, 4) else i % 3 for i in range(30)]
+    table.add_column(*own("prediction", predictions, 30))
+    classes, counts = table.confusion("y", "prediction")
+    assert (classes, counts) == (["0", "1", "2"], [[10, 0, 0], [2, 8, 0], [0, 0, 10]])
+    assert table.filtered({"y": [1.0, 1.0], "prediction": [0.0, 0.0]}) == [1, 4]
+    with pytest.raises(KeyError, match="'seconds' has no classes"):
+        table_of([{"y": 1}, {"y": 2}], seconds=[0.1, 0.2]).confusion("y", "seconds")
+
+
+@pytest.mark.parametrize(
+    ("values", "error"),
+    [
+        ([1, 2], "has 2 values, for 3 samples"),
+        ({7: 1}, "has a value for sample 7: there are 3, from 0"),
+        ({"a": 1}, "must be dataset indices"),
+        ([[1], [2], [3]], "not an array of shape"),
+        ([object()] * 3, "takes numbers and strings, not object"),
+        ("abc", "takes a list, array, dict or Series, not str"),
+    ],
+)
+def test_a_column_that_does_not_fit_is_refused(values, error):
+    with pytest.raises((ValueError, TypeError), match=re.escape(error)):
+        OwnColumn.of("loss", values, 3)
+
+
+def test_columns_are_given_as_lists_arrays_tensors_dicts_and_series():
+    pandas = pytest.importorskip("pandas")
+    for values in ([0.5, None, 2], np.array([0.5, np.nan, 2]), torch.tensor([0.5, float("nan"), 2]), {2: 2, 0: 0.5},
+                   pandas.Series([2, 0.5], index=[2, 0])):  # fmt: skip
+        column = OwnColumn.of("loss", values, 3)
+        assert [column.at(index) for index in range(3)] == [0.5, None, 2]
+
+
+@given(
+    st.lists(st.tuples(st.floats(-5, 5), st.floats(-5, 5)), min_size=1, max_size=30),
+    st.floats(-5, 4), st.floats(-5, 4), st.floats(0.1, 5), st.floats(0.1, 5),
+)  # fmt: skip
+@settings(max_examples=60, deadline=None)
+def test_a_rectangle_as_a_polygon_has_the_points_inside_of_it(points, left, low, width, height):
+    points.append((-6.0, -6.0))  # so that no axis is logarithmic
+    table = SampleTable()
+    for name, at in (("x", 0), ("y", 1)):
+        table.add_column(*own(name, [point[at] for point in points], len(points)))
+    right, high = left + width, low + height
+    found = table.within("x", "y", [[left, low], [right, low], [right, high], [left, high]])
+    edges = {left, right}, {low, high}
+    clear = [i for i, (x, y) in enumerate(points) if x not in edges[0] and y not in edges[1]]
+    assert [i for i in found if i in clear] == [
+        i for i in clear if left < points[i][0] < right and low < points[i][1] < high
+    ]
+
+
+def test_a_map_of_vectors_keeps_groups_apart_and_similar_samples_are_found():
+    random = np.random.default_rng(0)
+    centers = random.normal(size=(3, 64)) * 5
+    vectors = centers[np.arange(90) % 3] + random.normal(size=(90, 64)) * 0.1
+    embedding = Embedding.of(torch.tensor(vectors), 90)
+    places = embedding.places("pca")
+    middles = np.stack([places[at::3].mean(axis=0) for at in range(3)])
+    nearest = np.linalg.norm(places[:, None] - middles[None], axis=2).argmin(axis=1)
+    assert nearest.tolist() == [at % 3 for at in range(90)]
+    similar = embedding.similar(4, 29)
+    assert sorted(similar) == [at for at in range(1, 90, 3) if at != 4]
+    assert list(similar.values()) == sorted(similar.values(), reverse=True)
+    assert len(embedding.similar(4, 1000)) == 89
+    some = Embedding.of({7: [1.0, 0], 3: [1.0, 0.1], 9: [0.0, 1]}, 10)
+    assert list(some.similar(7, 2)) == [3, 9]
+    assert some.places(None).tolist() == [[1.0, 0.10000000149011612], [1.0, 0.0], [0.0, 1.0]]
+    with pytest.raises(KeyError, match="sample 8 has no vector"):
+        some.similar(8, 2)
+
+
+@pytest.mark.parametrize(
+    ("values", "error"),
+    [
+        (np.zeros((4, 2)), "a vector for each of 3 samples, not shape (4, 2)"),
+        (np.zeros(3), "not shape (3,)"),
+        ({0: [1.0, 2], 1: [1.0]}, "the same length"),
+        ({5: [1.0, 2]}, "samples 0 to 2"),
+        (np.full((3, 2), np.nan), "must be finite"),
+        ("abc", "vectors of numbers, not str"),
+    ],
+)
+def test_vectors_that_do_not_fit_are_refused(values, error):
+    with pytest.raises(ValueError, match=re.escape(error)):
+        Embedding.of(values, 3)
+
+
+def test_texts_of_samples_and_columns_are_searched_for_all_words():
+    table = table_of([{"text": f"The {'quick' if i % 2 else 'slow'} fox {i}" + " x" * 300} for i in range(4)])
+    table.add_column(*own("comment", {2: "QUICK, but not in the text"}, 4))
+    assert list(table.search("fox quick")) == [1, 2, 3]
+    assert list(table.search("FOX 2")) == [2]
+    assert table.search("quick")[1].startswith("The quick fox 1")
+    assert table.search(" ") == {}
+    table.drop([1])
+    assert list(table.search("quick fox")) == [2, 3]
+
+
+def test_a_million_values_of_the_user_are_counted_and_sorted_fast():
+    table = table_of([{"label": i % 2} for i in range(100)])
+    table.add_column(*own("loss", np.random.default_rng(0).random(1_000_000), 1_000_000))
+    begin = time.thread_time()
+    content, _ = table.statistics({"loss": [0.9, 1]}, "loss", "label", "label")
+    first = table.sorted_by("loss", {}, descending=True)[0]
+    assert time.thread_time() - begin < 3
+    assert content["passed"] == len(table.filtered({"loss": [0.9, 1]}))
+    assert table.rows(every=False)[0]["loss"] <= table._own["loss"].at(first)
+
+
+def test_an_arrangement_as_python_lists_the_same_samples():
+    table = table_of([{"label": "cat" if i % 2 else "dog", "n": float(i), "text": f"a {i}"} for i in range(40)])
+    arrangement = Arrangement({"label": ["cat"], "n": [3.0, 20.0]}, "a", "n", descending=True)
+    first, *others = arrangement.code()
+    assert others == ["view.search('a')", "view.sort('n', descending=True)"]
+    condition = eval(first.removeprefix("view.filter(").removesuffix(")"))
+    assert sorted(arrangement.listed(table).indices) == [row["index"] for row in table.rows() if condition(row)]
+    assert arrangement.listed(table).indices[0] == 19
+    assert Arrangement().code() == []
 
 
 def test_a_table_is_empty_after_what_it_had_was_dropped():

@@ -476,7 +476,14 @@ class Planted:
 def test_a_scan_finds_planted_problems_and_lists_them_with_their_reasons(sent):
     explorer = open_explorer(Planted())
     say(explorer, kind="ready")
-    assert explorer.problems() == {"failed": {}, "duplicate": {}, "not finite": {}, "constant": {}, "shape": {}}
+    assert explorer.problems() == {
+        "failed": {},
+        "duplicate": {},
+        "alike": {},
+        "not finite": {},
+        "constant": {},
+        "shape": {},
+    }
     explorer.scan(40)
     problems = explorer.problems()
     assert list(problems["failed"]) == explorer.failed == [5]
@@ -514,6 +521,50 @@ def test_try_again_takes_the_class_as_it_is_now_and_reads_only_the_samples_of_th
     assert "error" not in following(sent, "sample"), "what was read before of the sample is forgotten, too"
     assert set(read) == {5}
     explorer.close()
+
+
+def test_columns_orders_and_selections_of_the_user_reach_views_and_python(view, sent):
+    view.add_column("loss", [i % 7 for i in range(30)])
+    assert following(sent, "again")["indices"] == []
+    assert view.sort("loss", descending=True)[:5] == [6, 13, 20, 27, 5]
+    order = following(sent, "order")
+    assert (order["name"], order["length"], order["groups"]) == ("filtered", 30, [])
+    assert view.group("loss", each=2)["0"] == 5
+    assert following(sent, "order")["groups"][0] == {"name": "0", "size": 5, "listed": 2, "filters": {"loss": [0, 0]}}
+    assert view.code() == "view.sort('loss', descending=True)\nview.group('loss')"
+    assert view.filter(lambda row: row["loss"] == 3) == [3, 10, 17, 24]
+    following(sent, "order")
+    assert view.code() == "# view.filter() or view.similar() was called: repeat that call here"
+    say(view, kind="filter", filters={"loss": [5, 6]}, words="", sort="loss", descending=False, group="")
+    assert following(sent, "order")["length"] == 8
+    view.selected = [3]
+    assert view.code().splitlines()[1:] == ["view.sort('loss')", "view.selected = [3]"]
+    say(view, kind="columns")
+    columns = following(sent, "columns")
+    assert (columns["sortable"], columns["groupable"]) == (["loss"], ["loss"])
+    with pytest.raises(KeyError, match="no column 'gain'"):
+        view.sort("gain")
+    say(view, kind="filter", filters={}, sort="gain")
+    assert "no column 'gain'" in following(sent, "state")["notes"][-1]
+
+
+def test_a_map_is_plotted_a_lasso_selects_and_similar_samples_are_listed(view, sent):
+    angles = np.arange(30) * 2 * np.pi / 30
+    view.embed(np.stack([np.cos(angles), np.sin(angles)], axis=1))
+    assert following(sent, "state")["embedded"] is True
+    plot = following(sent, "plot")
+    assert (plot["x"], plot["y"]) == ("map x", "map y")
+    say(view, kind="lasso", x="map x", y="map y", corners=[[0.9, -0.5], [1.1, -0.5], [1.1, 0.5], [0.9, 0.5]])
+    assert following(sent, "selected")["indices"] == view.selected == [0, 1, 2, 28, 29]
+    assert following(sent, "order")["name"] == "selected"
+    say(view, kind="similar", index=0)
+    order = following(sent, "order")
+    assert order["length"] == 30
+    assert list(view.similar(0, 2)) == [1, 29]
+    view.selected = [0, 1, 3]
+    view.embed(lambda sample: [sample["n"], 1.0, 2.0], name="by function")
+    assert following(sent, "plot")["x"] == "by function x"
+    assert view.to_pandas().empty or "by function x" in view.to_pandas()
 
 
 class Crops(torch.utils.data.Dataset):

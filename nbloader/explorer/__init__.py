@@ -8,9 +8,13 @@
     reader.SampleReader      in a worker: dataset[i], timed, with its own seed -> description
     describer, kinds         in a worker: what a sample consists of; each kind of value in Python and in JavaScript
     pictures, values         in a worker: PNG, figures of arrays
+    encoded, overview        in a worker: decodes files in bytes; finds the pictures of a sample, for masks and boxes
     overlays                 in a worker: fields that are drawn over the picture of another one
-    sources                  what can be explored
+    sources, tables          what can be explored; rows of tables and files
+    declarations             what a dataset says about its samples: class names, tokenizer, folder
     scan, table, problems    which samples a scan reads next; facts about samples; problems of samples
+    embedding                maps and similar samples, by vectors that the user has
+    own_columns, arrangement values that the user adds; which samples are listed, in which order
 
 **State.** Each worker has the dataset. The notebook's own object is called only by worker threads, which are used for
 data in memory, for streams, and for a dataset that cannot be sent to processes. The fetcher keeps
@@ -22,9 +26,10 @@ in Python; views show it.
 ends after a minute without a request, with its workers.
 
 **Messages.** From a view: `want` (what is on screen; replaces the last one), `open`, `draws`, `order`, `select`,
-`give_up`, `retry`, `scan`, `stats`, `filter`. To views: `state`, `cards`, `sample`, `draw`, `delivered`, `order`,
-`selected`, `again`, `show`, `scan`, `stats`. Cards and samples carry pictures as binary buffers. A lost view (a
-reloaded page) starts over with `ready`; a lost kernel leaves the static form.
+`give_up`, `retry`, `scan`, `stats`, `filter`, `columns`, `code`, `lasso`, `similar`. To views: `state`, `cards`,
+`sample`, `draw`, `delivered`, `order`, `selected`, `again`, `show`, `scan`, `stats`, `columns`, `code`, `plot`. Cards
+and samples carry pictures as binary buffers. A lost view (a reloaded page) starts over with `ready`; a lost kernel
+leaves the static form.
 
 **Failures.** A sample that raises, hangs or kills its worker is shown in its place (`fetcher.py` lists them). Nothing
 that a sample contains becomes HTML: `textContent` in the browser, `html.escape` in the static form.

@@ -18,7 +18,9 @@ def styles() -> str:
 
 ASSETS = Assets(
     {
-        "code": lambda: with_helpers(HERE / "drawing.js", HERE / "statistics.js", HERE / "explorer.js"),
+        "code": lambda: with_helpers(
+            HERE / "drawing.js", HERE / "confusion.js", HERE / "statistics.js", HERE / "explorer.js"
+        ),
         "kinds": lambda: scripted.sources(KINDS),
         "styles": lambda: styles().encode(),
     }

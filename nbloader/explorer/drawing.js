@@ -21,6 +21,7 @@
 //   buffer(number)         an attached buffer, as an ArrayBuffer of its own
 //   choose(number, name)   describes the sample again, with Context.choice() for this field; only in draw()
 //   choice(el, label, options, at, name)  a list from which the user chooses; only in draw()
+//   keys(node, handler)    has the handler called with a key that is pressed in this element; it returns whether it used it
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -96,7 +97,8 @@ class Drawing {
       select.addEventListener("change", () => choose(Number(select.value), name));
     };
     const url = (number, type) => media.url(number, type);
-    return { make, svg, title, picture, wave, url, buffer: (number) => media.buffer(number), choose, choice };
+    const keys = (node, handler) => { node.nbxKeys = handler; };
+    return { make, svg, title, picture, wave, url, buffer: (number) => media.buffer(number), choose, choice, keys };
   }
   full(parent, field, media, choose) {
     this.kind(field).draw(parent, field, this.api(field, media, field.path || "sample", choose));

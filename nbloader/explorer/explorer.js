@@ -10,9 +10,10 @@ const KEPT = 1500;  // cards that the page keeps
 const BETWEEN = 50;  // ms between two requests for what is on screen
 const SLOW = 2000;  // ms after which a sample that is not there can be given up, and is requested again
 const WHOLE = -1;  // in place of an index: the batch itself
+const HEADING = -2;  // and below: headings of groups
 const ORDERS = {
   all: "All samples", selected: "Selected", slowest: "Slowest so far", filtered: "Filtered", delivered: "Delivered last", failed: "Failed so far",
-  duplicate: "Duplicates", "not finite": "Not finite", constant: "Constant", shape: "Of another shape",
+  duplicate: "Duplicates", alike: "Look alike", "not finite": "Not finite", constant: "Constant", shape: "Of another shape",
 };
 
 const whole = (n) => n.toLocaleString("en-US");
@@ -48,14 +49,25 @@ export async function mount({ model, el, styles, asset, load }) {
   const go = make("input", "nbx-go", tools);
   Object.assign(go, { type: "number", min: 0, placeholder: "Go to index" });
   go.setAttribute("aria-label", "go to the sample with this index");
+  const search = make("input", "nbx-go", tools);
+  Object.assign(search, { type: "search", placeholder: "Search texts" });
+  search.setAttribute("aria-label", "search the texts of the samples that were read");
+  const sorting = make("select", "", tools);
+  sorting.setAttribute("aria-label", "sort by");
+  const way = button(tools, "↑", "Sort in descending order", () => arrange({ descending: !arrangement.descending }));
+  const grouping = make("select", "", tools);
+  grouping.setAttribute("aria-label", "group by");
   const wholeBatch = button(tools, "Whole batch", "Show the batch as the loop got it", () => open(WHOLE));
   wholeBatch.hidden = true;
   const chosen = make("span", "nbl-note nbx-chosen", tools);
   const clear = button(tools, "Clear", "Clear the selection", () => select([]));
-  const all = button(tools, "Select all", "Select all samples of this list", () => select([...selected, ...order]));
+  const all = button(tools, "Select all", "Select all samples of this list", () => select([...selected, ...order].filter((index) => index > HEADING)));
+  const asPython = button(tools, "As Python", "Show the selection, filters and order as Python", () => connection.send({ kind: "code" }));
   const again = button(tools, "Try again", "Read the samples of this list again, with the dataset as it is now", () => connection.send({ kind: "retry", problem: orderName }));
 
   const notes = make("div", "nbl-note", root);
+  const code = make("pre", "nbx-text", root);
+  code.hidden = true;
   const problem = make("div", "nbx-problem", root);
   problem.setAttribute("role", "alert");
   const main = make("div", "nbx-main", root);
@@ -71,18 +83,20 @@ export async function mount({ model, el, styles, asset, load }) {
   const empty = make("div", "nbx-empty", left);
   const detail = make("section", "nbx-detail", main);
   detail.setAttribute("aria-label", "one sample");
-  for (const node of [main, header, empty, detail, clear, all, again]) node.hidden = true;  // until there is something to show
+  for (const node of [main, header, empty, detail, clear, all, asPython, again, way, grouping]) node.hidden = true;  // until there is something to show
   const status = make("div", "nbl-note nbx-status", root);
   status.setAttribute("role", "status");
   const statistics = new Statistics(root, {
     send: (message) => connection.send(message),
     open: (index) => open(index),
     list: (name) => connection.send({ kind: "order", name }),
-    listAll: () => setOrder("all", null),
+    arrange: (part) => arrange(part),
   });
   statistics.node.hidden = true;
   const prefix = `nbx-${Math.random().toString(36).slice(2)}`;
 
+  const NOTHING = { filters: {}, words: "", sort: "", descending: false, group: "" };
+  let arrangement = { ...NOTHING }, groups = [];
   let state = null, mode = "gallery", order = null, orderName = "all", reasons = {};
   let top = 0, width = 0, deep = 0, across = 1, high = LINE, wide = CARD, current = 0, expectedScroll = -1;
   let opened = null;  // { index, draw, choices, sample, draws, delivered }
@@ -172,12 +186,16 @@ export async function mount({ model, el, styles, asset, load }) {
   };
 
   const place = (node, position) => {
-    const index = indexAt(position), card = cards.get(index);
+    const index = indexAt(position), card = cards.get(index), heading = headingOf(index);
     const x = mode === "gallery" ? GAP + (position % across) * (wide + GAP) : 0;
     const y = Math.floor(position / across) * high - top + gap();
     node.style.transform = `translate(${x}px, ${y}px)`;
     node.style.width = `${wide}px`;
     node.style.height = `${mode === "gallery" ? high - GAP : high}px`;
+    if (heading) {
+      fillHeading(node, heading, position);
+      return;
+    }
     const waited = card ? 0 : Date.now() - (asked.get(index) ?? Date.now());
     const drawn = `${mode} ${index} ${reasons[index] ?? ""} ${card?.version ?? `waiting ${waited > SLOW ? Math.floor(waited / 1000) : 0}`} ${mode === "table" ? fitting().length : ""}`;
     if (node.dataset.drawn !== drawn) {
@@ -196,6 +214,19 @@ export async function mount({ model, el, styles, asset, load }) {
     if (check) write(check, selected.has(index) ? "✓" : "");
   };
 
+  const headingOf = (index) => (index <= HEADING ? groups[HEADING - index] : undefined);
+  const fillHeading = (node, { name, size, listed }, position) => {
+    node.className = mode === "gallery" ? "nbx-card nbx-heading" : "nbx-line nbx-heading";
+    node.classList.toggle("nbx-current", position === current);
+    node.removeAttribute("aria-selected");
+    const drawn = `${mode} heading ${name} ${size}`;
+    if (node.dataset.drawn === drawn) return;
+    node.dataset.drawn = drawn;
+    node.replaceChildren();
+    make("strong", "", node, name);
+    make("span", "nbl-note", node, size > listed ? `${whole(size)} samples, the first ${whole(listed)} here: show all` : `${whole(size)} ${size === 1 ? "sample" : "samples"}`);
+    node.setAttribute("aria-label", `group ${name}, ${whole(size)} samples`);
+  };
   const checkBox = (parent) => {
     const check = make("span", "nbx-check", parent);
     check.setAttribute("aria-hidden", "true");  // the option itself has aria-selected; Space toggles it
@@ -245,7 +276,11 @@ export async function mount({ model, el, styles, asset, load }) {
       make("span", `nbx-cell ${kind}`, header, name);
     }
     if (Object.keys(reasons).length) make("span", "nbx-cell", header, "Problem");
-    for (const name of fitting()) make("span", "nbx-cell", header, name || "value");
+    for (const name of fitting()) {
+      const column = name || "value", way = arrangement.sort === column ? (arrangement.descending ? " ↓" : " ↑") : "";
+      const cell = button(header, `${column}${way}`, `Sort by ${column}`, () => arrange({ sort: column, descending: arrangement.sort === column && !arrangement.descending }));
+      cell.className = "nbx-cell nbx-sorts";
+    }
   };
 
   // ---- what the kernel reads: what is on screen, from the current sample or the middle outwards, then the next screen ----------------------------------------------
@@ -261,6 +296,7 @@ export async function mount({ model, el, styles, asset, load }) {
     const near = [...Array(last - first).keys()].map((at) => first + at).sort((a, b) => Math.abs(a - middle) - Math.abs(b - middle));
     for (const position of near) {
       const index = indexAt(position);
+      if (index <= HEADING) continue;
       screen.push(index);
       const card = cards.get(index);
       if (card) {
@@ -271,7 +307,7 @@ export async function mount({ model, el, styles, asset, load }) {
     waitFor(missing);
     const late = missing.length > 0 && Date.now() - sent > SLOW;
     for (let position = last; position < Math.min(count(), 2 * last - first); position++) {
-      if (!cards.has(indexAt(position))) missing.push(indexAt(position));
+      if (indexAt(position) > HEADING && !cards.has(indexAt(position))) missing.push(indexAt(position));
     }
     const same = requested?.first === first && requested.last === last && requested.order === order;
     if (same && !late && (requested.middle === middle || !missing.length)) return;
@@ -318,6 +354,7 @@ export async function mount({ model, el, styles, asset, load }) {
       if (arrived.has(indexAt(position))) place(node, position);
     }
     statistics.changed();
+    if (!sorting.options.length) askColumns();
     const [first, last] = visible();
     for (const [index, card] of cards) {
       if (cards.size <= KEPT) break;
@@ -332,6 +369,7 @@ export async function mount({ model, el, styles, asset, load }) {
   // ---- commands ----------------------------------------------------------------------------------------------------
 
   const gone = () => connection.gone;
+  const askColumns = () => connection.send({ kind: "columns" });
   const keepPlace = (change) => {  // the first sample on screen stays there
     const at = indexAt(Math.floor(top / high) * across);
     change();
@@ -346,14 +384,52 @@ export async function mount({ model, el, styles, asset, load }) {
     header.hidden = mode !== "table";
     sizes.hidden = mode === "table";
   });
-  const setOrder = (name, indices, why = {}) => {
+  // Filters, words, a sorting and groups apply together.
+  const arrange = (part) => {
+    arrangement = { ...arrangement, ...part };
+    showArrangement();
+    const { filters, words, sort, group } = arrangement;
+    if (Object.keys(filters).length || words.trim() || sort || group) connection.send({ kind: "filter", ...arrangement });
+    else setOrder("all", null);
+  };
+  const showArrangement = () => {
+    if (search.value !== arrangement.words) search.value = arrangement.words;
+    sorting.value = arrangement.sort;
+    grouping.value = arrangement.group;
+    write(way, arrangement.descending ? "↓" : "↑");
+    way.hidden = !arrangement.sort;
+    way.setAttribute("aria-label", arrangement.descending ? "Sort in ascending order" : "Sort in descending order");
+    code.hidden = true;
+    asPython.hidden = !selected.size && orderName !== "filtered";
+  };
+  const showColumns = ({ sortable, groupable }) => {
+    for (const [select, first, names, chosen] of [[sorting, "Sort by…", ["index", ...sortable], arrangement.sort], [grouping, "Group by…", groupable, arrangement.group]]) {
+      const options = ["", ...names];
+      if ([...select.options].map(({ value }) => value).join("\n") === options.join("\n")) continue;
+      select.replaceChildren(...options.map((name) => Object.assign(make("option", "", null, name || first), { value: name })));
+      select.value = chosen;
+    }
+    grouping.hidden = groupable.length === 0;
+  };
+  // `found` are the indices of a list, behind the heading of its group each.
+  const withHeadings = (found) => {
+    if (!groups.length) return found;
+    let from = 0;
+    return Float64Array.from(groups.flatMap(({ listed }, at) => [HEADING - at, ...found.slice(from, from += listed)]));
+  };
+  const setOrder = (name, indices, why = {}, headings = []) => {
     orderName = name;
-    order = indices;
+    groups = headings;
+    order = indices && withHeadings(indices);
     reasons = why;
     orders.value = name;
     again.hidden = !(name in PROBLEMS) || !indices.length;
     all.hidden = name === "selected" || !indices?.length || indices.length > 100000;
-    if (name !== "filtered") statistics.reset();
+    if (name !== "filtered") {
+      arrangement = { ...NOTHING };
+      statistics.reset();
+    }
+    showArrangement();
     for (const node of nodes.values()) node.remove();
     nodes.clear();
     current = 0;
@@ -366,11 +442,12 @@ export async function mount({ model, el, styles, asset, load }) {
     connection.send({ kind: "select", indices: [...selected] });
   };
   const toggle = (index) => {
-    if (index !== undefined) select(selected.has(index) ? [...selected].filter((each) => each !== index) : [...selected, index]);
+    if (index !== undefined && index > HEADING) select(selected.has(index) ? [...selected].filter((each) => each !== index) : [...selected, index]);
   };
   const showSelection = () => {
     write(chosen, selected.size ? `${whole(selected.size)} selected` : "");
     clear.hidden = !selected.size;
+    asPython.hidden = !selected.size && orderName !== "filtered";
     if (opened) drawDetail();
     schedule();
   };
@@ -386,6 +463,12 @@ export async function mount({ model, el, styles, asset, load }) {
   };
   const open = (index, draw = 0, choices = {}) => {
     if (index === undefined) return;
+    const heading = headingOf(index);
+    if (heading) {  // all samples of the group
+      statistics.choose(heading.filters);
+      arrange({ filters: heading.filters, group: "" });
+      return;
+    }
     const same = opened?.index === index;
     opened = { index, draw, choices, sample: same ? opened.sample : null, draws: same ? opened.draws : null, delivered: same ? opened.delivered : null };
     connection.send({ kind: "open", index, draw, choices });
@@ -428,6 +511,7 @@ export async function mount({ model, el, styles, asset, load }) {
       button(bar, "›", "Next sample", () => step(1));
       const pick = button(bar, selected.has(index) ? "✓ Selected" : "Select", "Select this sample", () => toggle(index));
       pick.setAttribute("aria-pressed", String(selected.has(index)));
+      if (state.embedded) button(bar, "Similar", "List the most similar samples", () => connection.send({ kind: "similar", index }));
     }
     button(bar, "×", "Close the sample", close).classList.add("nbx-close");
     const draws = make("div", "nbx-bar", detail);
@@ -456,7 +540,7 @@ export async function mount({ model, el, styles, asset, load }) {
     else {
       const cost = `${time(sample.seconds)} to read, ${time(sample.cpu_seconds)} of CPU time, ${bytes(sample.nbytes)}`;
       make("p", "nbl-note", detail, cost);
-      const inside = sample.fields[0]?.container ? sample.fields.slice(1) : sample.fields;
+      const inside = sample.fields[0]?.container && !sample.fields[0].drawn ? sample.fields.slice(1) : sample.fields;
       for (const field of inside) drawField(field, sample.media);
       if (!inside.length) make("p", "nbl-note", detail, sample.fields[0]?.summary ?? "");
       if (sample.left_out) make("p", "nbl-note", detail, `${whole(sample.left_out)} more fields`);
@@ -550,15 +634,26 @@ export async function mount({ model, el, styles, asset, load }) {
       }
       if (opened && message.indices.includes(opened.index)) open(opened.index, opened.draw, opened.choices);
       requestAgain();
+      askColumns();
+      statistics.changed();
     } else if (message.kind === "show") {
       reveal(message.index);
     } else if (message.kind === "order") {
       const view = buffers[0];
-      setOrder(message.name, new Float64Array(view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength)), message.notes);
+      setOrder(message.name, new Float64Array(view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength)), message.notes, message.groups);
+    } else if (message.kind === "columns") {
+      showColumns(message);
+    } else if (message.kind === "plot") {
+      statistics.plot(message.x, message.y);
+    } else if (message.kind === "code") {
+      write(code, message.text || "# nothing is selected, filtered or sorted");
+      code.hidden = false;
+      navigator.clipboard?.writeText(message.text).catch(() => {});  // the text can be copied by hand, too
     } else if (message.kind === "stats") {
       statistics.update(message, buffers);
     } else if (message.kind === "scan") {
       statistics.showScan(message.scan);
+      if (!message.scan) askColumns();
     } else if (message.kind === "sample" && opened?.index === message.index && opened.draw === message.draw) {
       opened.sample?.media.release();
       opened.sample = { ...message, media: new Media(message.first, buffers) };
@@ -585,6 +680,10 @@ export async function mount({ model, el, styles, asset, load }) {
       return true;
     }
     if (statistics.key(event)) return true;
+    if (event.target.nbxKeys?.(event)) {
+      event.preventDefault();
+      return true;
+    }
     if (event.target !== scroller) return true;  // a button or an input: not a shortcut of the notebook
     const page = Math.max(1, Math.floor(deep / high)) * across;
     const moves = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -across, ArrowDown: across, PageUp: -page, PageDown: page, Home: -Infinity, End: Infinity };
@@ -621,6 +720,11 @@ export async function mount({ model, el, styles, asset, load }) {
     setCurrent(index);
     moveTo(Math.floor(index / across) * high);
   });
+  for (const select of [sorting, grouping]) select.addEventListener("focus", askColumns);
+  sorting.addEventListener("change", () => arrange({ sort: sorting.value }));
+  grouping.addEventListener("change", () => arrange({ group: grouping.value }));
+  search.addEventListener("change", () => arrange({ words: search.value }));
+  search.addEventListener("search", () => { if (search.value !== arrangement.words) arrange({ words: search.value }); });
   orders.addEventListener("change", () => {
     if (orders.value === "all") setOrder("all", null);
     else connection.send({ kind: "order", name: orders.value });

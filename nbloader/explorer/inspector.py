@@ -8,6 +8,7 @@ from typing import Any
 
 from nbloader.explorer.field import FEW
 from nbloader.explorer.kinds import Kind
+from nbloader.explorer.looks import look_of
 from nbloader.explorer.problems import Check, Form
 from nbloader.explorer.values import content_of, extremes
 
@@ -21,6 +22,7 @@ class Inspector:
         self._not_finite: list[str] = []
         self._labels: list[tuple[str, str]] = []
         self._digests: dict[str, Any] = {}
+        self._look = ""
 
     def inspect(self, kind: Kind) -> None:
         """Check a field that was described."""
@@ -38,6 +40,9 @@ class Inspector:
         elif isinstance(value, float) and not math.isfinite(value):
             self._not_finite.append(path)
         self._digest(kind)
+        if kind.is_canvas and not self._look:
+            pixels = kind.canvas()
+            self._look = "" if pixels is None else look_of(pixels)
 
     def _digest(self, kind: Kind) -> None:
         if kind.compared_as is None:
@@ -57,4 +62,6 @@ class Inspector:
         """Return what was found."""
         family = next((name for name in ("picture", "signal", "text", "value") if name in self._digests), None)
         digest = "" if family is None else f"{family} {self._digests[family].hexdigest()}"
-        return Check(digest, tuple(self._forms), tuple(self._constant), tuple(self._not_finite), tuple(self._labels))
+        return Check(
+            digest, tuple(self._forms), tuple(self._constant), tuple(self._not_finite), tuple(self._labels), self._look
+        )

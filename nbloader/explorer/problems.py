@@ -5,6 +5,7 @@
 | `failed`    | could not be read                                                                                      |
 | `duplicate` | has the same content as an earlier one: the same pictures; without pictures the same signals and       |
 |             | arrays; without these the same texts; else the same values                                             |
+| `alike`     | has a picture that looks like that of an earlier one, and is not the same                              |
 | `not finite`| has NaN or infinite numbers                                                                            |
 | `constant`  | has a picture, a volume or a signal with a single value                                                |
 | `shape`     | differs from nearly all others: in the shape of a field, or, where shapes vary, in its type, number of |
@@ -25,8 +26,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from nbloader._util.format import percent
+from nbloader.explorer.looks import alike
 
-ProblemKind: TypeAlias = Literal["failed", "duplicate", "not finite", "constant", "shape"]
+ProblemKind: TypeAlias = Literal["failed", "duplicate", "alike", "not finite", "constant", "shape"]
 KINDS: tuple[ProblemKind, ...] = get_args(ProblemKind)
 
 USUAL = 0.9
@@ -58,6 +60,8 @@ class Check(NamedTuple):
     """Fields with NaN or infinite numbers."""
     labels: tuple[tuple[str, str], ...]
     """Fields with labels, and their values."""
+    look: str = ""
+    """What the first picture looks like, see `looks`; empty if there is none."""
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Check:
@@ -68,6 +72,7 @@ class Check(NamedTuple):
             tuple(content["constant"]),
             tuple(content["not_finite"]),
             tuple((path, value) for path, value in content["labels"]),
+            content.get("look", ""),
         )
 
 
@@ -88,6 +93,7 @@ def find_problems(errors: Mapping[int, str], checks: Mapping[int, Check], drawn:
     return {
         "failed": dict(sorted(errors.items())),
         "duplicate": {index: detail for group in groups(ordered, drawn) for index, detail in _repeated(group, ordered)},
+        "alike": _alike(ordered),
         "not finite": _uncommon(
             {i: check.not_finite for i, check in ordered.items()}, "has numbers that are not finite"
         ),
@@ -129,6 +135,18 @@ def _repeated(group: list[int], checks: Mapping[int, Check]) -> Iterable[tuple[i
             if labels.get(path, value) != value:
                 detail += f", but {path or 'the value'} is {value} and not {labels[path]}"
         yield index, detail
+
+
+def _alike(checks: Mapping[int, Check]) -> dict[int, str]:
+    """Describe the samples that look like an earlier one; those that are the same are duplicates."""
+    found: dict[int, str] = {}
+    for first, *others in alike({index: check.look for index, check in checks.items()}):
+        found |= {
+            index: detail.replace("the same as", "looks like", 1)
+            for index, detail in _repeated([first, *others], checks)
+            if not checks[index].digest or checks[index].digest != checks[first].digest
+        }
+    return dict(sorted(found.items()))
 
 
 def _uncommon(fields: Mapping[int, tuple[str, ...]], what: str) -> dict[int, str]:

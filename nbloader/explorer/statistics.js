@@ -3,7 +3,7 @@
 
 const REFRESH = 700;  // ms between two requests for what has changed; while dragging, requests follow one another
 const NEAR = 8;  // pixels from a point that is meant
-const PROBLEMS = { failed: "failed", duplicate: "duplicate", "not finite": "not finite", constant: "constant", shape: "of another shape" };
+const PROBLEMS = { failed: "failed", duplicate: "duplicate", alike: "alike", "not finite": "not finite", constant: "constant", shape: "of another shape" };
 
 const short = (value) => {
   const size = Math.abs(value);
@@ -131,6 +131,10 @@ class Scatter {
       return node;
     });
     bar.insertBefore(make("span", "nbl-note", null, "against"), this.selects[1]);
+    this.lasso = button(bar, "Lasso", "Drag around samples to select them", () => {
+      this.lasso.setAttribute("aria-pressed", String(this.lasso.getAttribute("aria-pressed") !== "true"));
+    });
+    this.lasso.setAttribute("aria-pressed", "false");
     this.frame = make("div", "nbx-scatter", parent);
     this.canvas = make("canvas", "", this.frame);
     this.canvas.setAttribute("role", "img");
@@ -177,7 +181,12 @@ class Scatter {
     }
     if (this.drag?.to) {
       pen.strokeStyle = style.getPropertyValue("--nbl-brand");
-      pen.strokeRect(this.drag.x, this.drag.y, this.drag.to.x - this.drag.x, this.drag.to.y - this.drag.y);
+      if (this.drag.path) {
+        pen.beginPath();
+        for (const { x: left, y: top } of this.drag.path) pen.lineTo(left, top);
+        pen.closePath();
+        pen.stroke();
+      } else pen.strokeRect(this.drag.x, this.drag.y, this.drag.to.x - this.drag.x, this.drag.to.y - this.drag.y);
     }
     const range = (axis) => (axis.categories ? axis.categories.slice(0, 3).join(", ") : `${valueText(axis.name, axis.low)} to ${valueText(axis.name, axis.high)}${axis.logarithmic ? ", logarithmic" : ""}`);
     this.canvas.setAttribute("aria-label", `Scatter plot of ${whole(index.length)} samples`);
@@ -195,11 +204,13 @@ class Scatter {
   listen() {
     this.canvas.addEventListener("pointerdown", (event) => {
       this.drag = { x: event.offsetX, y: event.offsetY };
+      if (this.lasso.getAttribute("aria-pressed") === "true") this.drag.path = [this.drag];
       this.canvas.setPointerCapture(event.pointerId);
     });
     this.canvas.addEventListener("pointermove", (event) => {
       if (this.drag) {
         this.drag.to = { x: event.offsetX, y: event.offsetY };
+        this.drag.path?.push(this.drag.to);
         this.draw();
         return;
       }
@@ -216,9 +227,16 @@ class Scatter {
       if (wide < 4 && deep < 4) {
         const i = this.nearest(event);
         if (i !== null) this.api.open(this.points.index[i]);
-      } else this.choose(drag, { x: event.offsetX, y: event.offsetY });
+      } else if (drag.path) this.surround(drag.path);
+      else this.choose(drag, { x: event.offsetX, y: event.offsetY });
       this.draw();
     });
+  }
+  surround(path) {  // corners in the units of the axes: logarithms, and numbers of categories
+    const [width, height] = [this.frame.clientWidth, this.frame.clientHeight];
+    const unit = (axis, value) => (axis.logarithmic ? Math.log(value) : axis.categories ? value - 0.5 : value);
+    const corners = path.map(({ x, y }) => [unit(this.axes.x, this.value(this.axes.x, x, width, false)), unit(this.axes.y, this.value(this.axes.y, y, height, true))]);
+    this.api.lasso({ x: this.axes.x.name, y: this.axes.y.name, corners });
   }
   choose(from, to) {
     const [width, height] = [this.frame.clientWidth, this.frame.clientHeight];
@@ -233,7 +251,7 @@ class Scatter {
   }
 }
 
-// `api`: send(message), open(index), list(name) lists the samples of a problem, listAll().
+// `api`: send(message), open(index), list(name) lists the samples of a problem, arrange(part) lists others.
 class Statistics {
   constructor(root, api) {
     Object.assign(this, { api, filters: {}, histograms: new Map(), asked: false, again: false, timer: null, by: "label" });
@@ -259,7 +277,7 @@ class Statistics {
     this.grid = make("div", "nbx-hists", body);
     this.same = make("p", "nbl-note", body);
     const plots = make("div", "nbx-plots", body);
-    this.scatter = new Scatter(make("div", "", plots), { request: () => this.request(), open: api.open, filter: (name, chosen) => this.filter(name, chosen) });
+    this.scatter = new Scatter(make("div", "", plots), { request: () => this.request(), open: api.open, filter: (name, chosen) => this.filter(name, chosen), lasso: (message) => api.send({ kind: "lasso", ...message }) });
     const costs = make("div", "", plots);
     const bar = make("div", "nbx-tools", costs);
     make("span", "nbl-note", bar, "What it costs, by");
@@ -270,6 +288,10 @@ class Statistics {
     this.costs = make("table", "nbx-costs", costs);
     this.resized = new ResizeObserver(() => this.scatter.draw());
     this.resized.observe(this.scatter.frame);
+    this.confusion = new Confusion(body, { request: () => this.request(), choose: (filters) => {
+      this.choose(filters);
+      api.arrange({ filters: this.filters });
+    } });
     plots.hidden = true;
     this.plots = plots;
   }
@@ -321,13 +343,27 @@ class Statistics {
     }
     this.asked = true;
     const [x, y] = this.scatter.fields;
-    this.api.send({ kind: "stats", filters: this.filters, x, y, by: this.bySelect.value || "label" });
+    this.api.send({ kind: "stats", filters: this.filters, x, y, by: this.bySelect.value || "label", pair: this.confusion.pair });
   }
   filter(name, chosen) {
     if (chosen) this.filters[name] = chosen;
     else delete this.filters[name];
-    if (!chosen?.length && !Object.keys(this.filters).length) this.api.listAll();
-    else this.api.send({ kind: "filter", filters: this.filters });
+    this.api.arrange({ filters: this.filters });
+    this.request();
+  }
+  plot(x, y) {  // as soon as these columns are known
+    this.plotted = [x, y];
+    this.node.open = true;
+    this.request();
+  }
+  choose(filters) {  // filters that were not chosen in a histogram
+    this.filters = { ...filters };
+    for (const histogram of this.histograms.values()) {
+      const { labels, edges } = histogram.data, values = this.filters[histogram.name];
+      const at = values ? (labels ? labels.indexOf(values[0]) : edges.indexOf(values[0])) : -1;
+      histogram.chosen = at < 0 ? null : [at, at];
+      histogram.draw();
+    }
     this.request();
   }
   reset() {  // another list of samples is shown
@@ -355,13 +391,24 @@ class Statistics {
     const names = columns.map(({ name }) => name);
     const telling = columns.filter((column) => !narrow(column)).map(({ name }) => name);
     this.plots.hidden = !names.length;
+    const classed = columns.filter(({ labels, whole: integers, all }) => (labels || integers) && all.length > 1).map(({ name }) => name);
+    this.confusion.node.hidden = !(classed.length > 1 && message.own.some((name) => classed.includes(name)));
+    const added = message.own.find((name) => classed.includes(name));
     const changed = [
+      this.fill(this.confusion.selects[0], classed, ["label", "target", ...classed.filter((name) => name !== added)]),
+      this.fill(this.confusion.selects[1], classed, [added, ...classed]),
       this.fill(this.scatter.selects[0], names, [...["nbytes", "label"].filter((name) => telling.includes(name)), ...telling.slice(1), names[0]]),
       this.fill(this.scatter.selects[1], names, ["seconds", names[1] ?? names[0]]),
       this.fill(this.bySelect, names, ["label", ...columns.filter(({ labels }) => labels?.length > 1).map(({ name }) => name), names[0]]),
     ].some(Boolean);
+    if (this.plotted?.every((name) => names.includes(name))) {
+      this.scatter.selects.forEach((node, at) => { node.value = this.plotted[at]; });
+      this.plotted = null;
+      this.again = true;
+    }
     if (scatter) this.scatter.update(scatter, buffers);
     this.drawCosts(costs);
+    this.confusion.update(message.confusion, columns);
     if (changed || this.again) {
       this.again = false;
       this.request();

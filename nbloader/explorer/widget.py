@@ -12,7 +12,7 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, ClassVar, Literal
 
@@ -25,16 +25,19 @@ from nbloader._util.format import clean
 from nbloader._util.threads import in_this_context
 from nbloader.errors import NbloaderError, ReplayError
 from nbloader.explorer import static
+from nbloader.explorer.arrangement import EACH, Arrangement, Listed
 from nbloader.explorer.assets import ASSETS, styles
 from nbloader.explorer.batch_samples import WHOLE, BatchSamples, facts
 from nbloader.explorer.describer import Renderer
+from nbloader.explorer.embedding import Embedding, Method
 from nbloader.explorer.fetcher import SampleFetcher, sample_seed
 from nbloader.explorer.normalization import Normalization, declared
+from nbloader.explorer.own_columns import OwnColumn
 from nbloader.explorer.problems import KINDS, Found
 from nbloader.explorer.reader import ReadSample, Request, scan_request
 from nbloader.explorer.scan import Scan
 from nbloader.explorer.sources import Source, delivered, source_of
-from nbloader.explorer.table import MAX_ROWS, Row, SampleTable
+from nbloader.explorer.table import MAX_ROWS, Group, Row, SampleTable
 from nbloader.explorer.view import View
 from nbloader.frontend import comm
 from nbloader.frontend.live import LiveWidget
@@ -56,6 +59,10 @@ CALLS = (
     " <code>dataset[i]</code> is a sample. Below are the first ones."
 )
 """What to use in place of the live view, as HTML."""
+CLASS_WORDS = ("label", "class", "target", "pred")
+"""Words in the name of a column whose whole numbers may be classes."""
+EMBEDDED = 1000
+"""Number of samples that a function embeds if none are selected."""
 MAX_WANTED = 400
 """Maximum number of samples that a view may have on screen."""
 MAX_DRAWS = 16
@@ -130,11 +137,13 @@ class Explorer:
         self._facts = ""
         """What a batch consists of, once a worker has made it."""
         self._table = SampleTable()
-        self._filtered: list[int] = []
+        self._arrangement, self._arranged = Arrangement(), Listed([], {}, [])
+        self._embedding: Embedding | None = None
+        self._by_function = False
+        """Whether a call has chosen what is listed that is not known as code."""
         self._on_screen: list[int] = []
         self._silence = Silence()
-        self._static_due = False
-        self._static_at = 0.0  # when to write the static form
+        self._static_due, self._static_at = False, 0.0  # whether and when to write the static form
         self._timing = False  # whether the timer that checks this is running
         self._timer: threading.Timer | None = None
         self._lock = threading.RLock()
@@ -332,7 +341,7 @@ class Explorer:
 
     def _begin_scan(self, count: int) -> None:
         count = min(count, self._total, MAX_ROWS)
-        chosen = np.unique(np.linspace(0, self._total - 1, count).astype(np.int64)).tolist() if count > 0 else []
+        chosen = self._spread(count) if count > 0 else []
         with self._lock:
             self._problem = ""  # the dataset may have been repaired since
             missing = [index for index in chosen if not self._table.checked(index)]
@@ -379,6 +388,7 @@ class Explorer:
         |---|---|
         | `"failed"` | could not be read, scanned or not |
         | `"duplicate"` | have exactly the same content as an earlier one |
+        | `"alike"` | have a picture that looks like that of an earlier one: resized, brighter, compressed again |
         | `"not finite"` | contain NaN or infinite numbers |
         | `"constant"` | contain a picture or a signal with a single value |
         | `"shape"` | differ in shape, type or fields from nearly all others |
@@ -403,8 +413,180 @@ class Explorer:
         """
         return self._table.costs(by)
 
+    def add_column(self, name: str, values: Any, names: Sequence[str] | None = None) -> None:
+        """Add values of your own to the samples, such as losses or predictions, or replace those of the same name.
+
+        Histograms, scatter plots, filters, sorting, groups, costs, `rows()` and `confusion()` have them like any field,
+        also for samples that were not read.
+
+        Args:
+            name: Name of the column. A field of the samples with this name is hidden.
+            values: A value for each sample, in their order: a list, an array, a tensor. Or values of some samples by
+                dataset index: a dict, or a `pandas.Series` with dataset indices. Numbers, strings, bools or None.
+            names: Names of classes for whole numbers. None uses those of the dataset if the name of the column has
+                "label", "class", "target" or "pred" in it.
+
+        Raises:
+            ValueError: There is another number of values than samples, an index is out of range or repeated, or
+                there are too many distinct strings.
+            TypeError: A value is neither a number nor a string, or the keys are not dataset indices.
+        """
+        if names is None and any(word in name.lower() for word in CLASS_WORDS):
+            listed = list(self._source.names.values())
+            names = listed[0] if len(listed) == 1 else self._source.names.get("label")
+        self._table.add_column(name, OwnColumn.of(name, values, self._total, names))
+        self._send({"kind": "again", "indices": []})
+
+    def remove_column(self, name: str) -> None:
+        """Remove a column that was added.
+
+        Raises:
+            KeyError: There is no such column.
+        """
+        self._table.remove_column(name)
+        self._send({"kind": "again", "indices": []})
+
+    def sort(self, by: str, *, descending: bool = False) -> list[int]:
+        """List samples sorted by a column: those that were read or have a value of your own, those without one last.
+
+        Args:
+            by: A field, such as "label", a fact, such as "seconds" or "image.mean", or a column that was added.
+            descending: Whether the largest value is the first one.
+
+        Returns:
+            The dataset indices. Filters, words and groups that were chosen before stay.
+
+        Raises:
+            KeyError: There is no such column.
+        """
+        return self._arrange(self._arrangement._replace(sort=by, descending=descending))
+
+    def group(self, by: str, each: int = EACH) -> dict[str, int]:
+        """List samples in groups by the value of a column, the largest group first.
+
+        Args:
+            by: A column with few distinct values, such as "label".
+            each: Maximum number of samples that are listed of a group. A click on its heading lists all of them.
+
+        Returns:
+            The number of samples in each group, of those that were read or have a value of your own.
+
+        Raises:
+            KeyError: There is no such column, or it has too many distinct values.
+        """
+        self._arrange(self._arrangement._replace(group=by, each=each))
+        return {group.name: group.size for group in self._arranged.groups}
+
+    def search(self, words: str) -> list[int]:
+        """List the samples whose texts contain all words, in any case. `scan()` reads more samples.
+
+        Args:
+            words: Words with spaces between them.
+
+        Returns:
+            The dataset indices, among the samples that were read.
+        """
+        return self._arrange(self._arrangement._replace(words=words))
+
+    def confusion(self, rows: str, columns: str) -> dict[str, dict[str, int]]:
+        """Count the pairs of values of two columns, such as labels and predictions.
+
+        Args:
+            rows: A column with few distinct values, such as "label".
+            columns: Another one, such as predictions that were added with `add_column()`.
+
+        Returns:
+            For each class in `rows`, the number of samples of each class in `columns`.
+
+        Raises:
+            KeyError: There is no such column, or it has too many distinct values.
+        """
+        classes, counts = self._table.confusion(rows, columns)
+        return {name: dict(zip(classes, line, strict=True)) for name, line in zip(classes, counts, strict=True)}
+
+    def embed(self, values: Any, *, name: str = "map", method: Method | None = None) -> None:
+        """Show a map of the samples on which similar ones are near each other, in the scatter plot.
+
+        Adds the columns `"map x"` and `"map y"`. "Similar" in a sample lists the most similar ones.
+
+        Args:
+            values: A vector for each sample, as an array or a tensor, for example of a model's last layer; or vectors
+                by dataset index, as a dict. Or a function that returns the vector of a sample: it is called in this
+                process, for the selected samples, or for 1,000 that are spread over the dataset.
+            name: Name of the map.
+            method: "pca" for the two principal components, "umap" for UMAP. None uses UMAP if umap-learn is installed.
+                Vectors of two numbers are places themselves.
+
+        Raises:
+            ValueError: There is another number of vectors than samples, or they are not finite or of different length.
+            ModuleNotFoundError: `method` is "umap", and umap-learn is not installed.
+        """
+        if callable(values):
+            values = {index: values(self._source.dataset[index]) for index in self.selected or self._spread(EMBEDDED)}
+        embedding = Embedding.of(values, self._total)
+        places = embedding.places(method)
+        for axis, at in (("x", 0), ("y", 1)):
+            column = OwnColumn(embedding.indices, places[:, at])
+            self._table.add_column(f"{name} {axis}", column)
+        self._embedding = embedding
+        self._send(self._state())
+        self._send({"kind": "plot", "x": f"{name} x", "y": f"{name} y"})
+
+    def similar(self, index: int, count: int = 50) -> dict[int, float]:
+        """List the samples whose vectors are most similar to that of a sample, after `embed()`.
+
+        Args:
+            index: Dataset index of the sample.
+            count: Number of samples.
+
+        Returns:
+            The cosine of the angle between both vectors, by dataset index, the most similar sample first.
+
+        Raises:
+            KeyError: The sample has no vector.
+        """
+        if self._embedding is None:
+            raise KeyError("no sample has a vector: call view.embed() first")
+        found = self._embedding.similar(operator.index(index), count)
+        notes = {other: f"{cosine:.3f} similar to {index}" for other, cosine in found.items()}
+        with self._lock:
+            self._arrangement, self._by_function = Arrangement(), True
+            self._arranged = Listed([index, *found], notes, [])
+        for view in list(self._views):
+            self._on_order(view, {"name": "filtered"})
+        return found
+
+    def _spread(self, count: int) -> list[int]:
+        """Return dataset indices that are spread evenly over the dataset."""
+        found: list[int] = np.unique(np.linspace(0, self._total - 1, min(count, self._total)).astype(np.int64)).tolist()
+        return found
+
+    def code(self) -> str:
+        """Return the present selection, filters and order as Python, which arranges another explorer `view` alike."""
+        with self._lock:
+            lines = ["# view.filter() or view.similar() was called: repeat that call here"] if self._by_function else []
+            lines += self._arrangement.code()
+            if self._selected:
+                lines.append(f"view.selected = {list(self._selected)}")
+        return "\n".join(lines)
+
+    def _arrange(self, arrangement: Arrangement) -> list[int]:
+        """List samples in all views.
+
+        Raises:
+            KeyError: A column does not exist, or cannot be used so.
+        """
+        listed = arrangement.listed(self._table)
+        with self._lock:
+            self._arrangement, self._arranged, self._by_function = arrangement, listed, False
+        for view in list(self._views):
+            self._on_order(view, {"name": "filtered"})
+        return list(listed.indices)
+
     def filter(self, function: Callable[[Row], object]) -> list[int]:
         """List only some of the samples that were read: `view.filter(lambda row: row["seconds"] > 0.1)`.
+
+        Samples that were not read have rows, too, if `add_column()` has added values for them.
 
         Args:
             function: Called with a row as in `rows()`; returns whether to list the sample. If it raises `KeyError` or
@@ -414,12 +596,12 @@ class Explorer:
             The dataset indices.
         """
         found = []
-        for row in self.rows():
+        for row in self._table.rows(every=True):
             with contextlib.suppress(KeyError, TypeError):
                 if function(row):
                     found.append(row["index"])
         with self._lock:
-            self._filtered = found
+            self._arrangement, self._arranged, self._by_function = Arrangement(), Listed(found, {}, []), True
         for view in list(self._views):
             self._on_order(view, {"name": "filtered"})
         return found
@@ -604,12 +786,39 @@ class Explorer:
         content, buffers = self._table.statistics(
             message["filters"], str(message["x"]), str(message["y"]), str(message["by"])
         )
+        rows, columns = (str(name) for name in message.get("pair", ("", "")))
+        if rows and columns:
+            with contextlib.suppress(KeyError):  # a column of the last request was removed since
+                content["confusion"] = self._table.confusion(rows, columns)._asdict()
         self._send({"kind": "stats", **content}, buffers, to=view)
 
     def _on_filter(self, view: str, message: Mapping[str, Any]) -> None:
+        arrangement = Arrangement.of(message)
+        try:
+            listed = arrangement.listed(self._table)
+        except KeyError as error:
+            self._on_note(clean(error.args[0], 400))
+            return
         with self._lock:
-            self._filtered = self._table.filtered(message["filters"])
+            self._arrangement, self._arranged, self._by_function = arrangement, listed, False
         self._on_order(view, {"name": "filtered"})
+
+    def _on_similar(self, _view: str, message: Mapping[str, Any]) -> None:
+        with contextlib.suppress(KeyError):
+            self.similar(int(message["index"]))
+
+    def _on_lasso(self, view: str, message: Mapping[str, Any]) -> None:
+        """Select the samples inside of a polygon in the scatter plot, and list them."""
+        self.selected = self._table.within(str(message["x"]), str(message["y"]), message["corners"])
+        self._on_order(view, {"name": "selected"})
+
+    def _on_columns(self, view: str, _message: Mapping[str, Any]) -> None:
+        """Send the names by which samples can be sorted and grouped."""
+        content = {"sortable": self._table.sortable(), "groupable": self._table.groupable()}
+        self._send({"kind": "columns", **content}, to=view)
+
+    def _on_code(self, view: str, _message: Mapping[str, Any]) -> None:
+        self._send({"kind": "code", "text": self.code()}, to=view)
 
     def _listed(self, kind: str) -> Mapping[int, str]:
         """Return the samples with a kind of problem, each with a description."""
@@ -640,8 +849,9 @@ class Explorer:
         """Send the list of samples that a view shows instead of all samples."""
         name = message["name"]
         with self._lock:
-            filtered = list(self._filtered)
+            listed = self._arranged
         notes: Mapping[int, str] = {}
+        groups: list[Group] = []
         if name == "selected":
             indices = self.selected
         elif name in KINDS:
@@ -650,14 +860,20 @@ class Explorer:
         elif name == "slowest":
             indices = self._table.slowest()
         elif name == "filtered":
-            indices = filtered
+            indices, notes, groups = listed
         elif name == "delivered":
             indices = [i for i in delivered(self._loader(), MAX_DELIVERED) if 0 <= i < self._total]
         else:
             return
         buffer = np.asarray(indices, np.float64).tobytes()  # JavaScript reads float64 exactly
         shown = {index: clean(notes[index], 300) for index in list(notes)[:MAX_NOTES]} if name != "failed" else {}
-        self._send({"kind": "order", "name": name, "length": len(indices), "notes": shown}, [buffer], to=view)
+        content = {
+            "name": name,
+            "length": len(indices),
+            "notes": shown,
+            "groups": [_heading(group) for group in groups],
+        }
+        self._send({"kind": "order", **content}, [buffer], to=view)
 
     _handlers: ClassVar[Mapping[str, Callable[[Explorer, str, Mapping[str, Any]], None]]] = {
         "ready": _on_ready,
@@ -672,6 +888,10 @@ class Explorer:
         "scan": _on_scan,
         "stats": _on_stats,
         "filter": _on_filter,
+        "columns": _on_columns,
+        "code": _on_code,
+        "similar": _on_similar,
+        "lasso": _on_lasso,
     }
     """Handlers by the kind of message from a view."""
 
@@ -691,6 +911,7 @@ class Explorer:
                 "problem": json.loads(self._problem) if self._problem else None,
                 "opened": self._opened,
                 "scanning": self._scanning(),
+                "embedded": self._embedding is not None,
             }
 
     # ---- from the fetcher's thread ----------------------------------------------------------------------------------
@@ -819,6 +1040,11 @@ class Explorer:
         cards = [(request.index, sample) for request, sample in self._fetcher.there(indices)]
         notice = advice("explorer", "nbloader.explore(...)", CALLS) if self._silence.noticed else ""
         return static.html(self._name, styles(), self._source.title, total, cards, notice)
+
+
+def _heading(group: Group) -> dict[str, Any]:
+    """Return the heading of a group as JSON values."""
+    return {"name": group.name, "size": group.size, "listed": len(group.indices), "filters": group.filters}
 
 
 def _normalization(given: tuple[Any, Any] | Literal[False] | None, dataset: Any) -> Normalization | None:

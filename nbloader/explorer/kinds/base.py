@@ -286,7 +286,8 @@ class Kind(Scripted):
     def canvas(self) -> Pixels | None:
         """Return the picture for others to draw over, in three channels, at most `view.side` high and wide.
 
-        Called if `is_canvas` and if the field has a picture. Each call returns pixels that the caller may modify.
+        Called if `is_canvas`: if the field has a picture, or in a scan, which compares pictures. Each call returns
+        pixels that the caller may modify.
         """
         return None
 

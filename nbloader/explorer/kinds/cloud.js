@@ -6,7 +6,7 @@ export function cover(el, field, { picture }) {
   picture(el, field.picture);
 }
 
-export function draw(el, field, { make, picture, buffer }) {
+export function draw(el, field, { make, picture, buffer, keys }) {
   if (field.data?.places === undefined) {
     make("div", "", el, field.summary);
     picture(el, field.picture);
@@ -30,7 +30,7 @@ export function draw(el, field, { make, picture, buffer }) {
       near[i] = places[3 * i + 2] * se - (places[3 * i] * sa + places[3 * i + 1] * ca) * ce;
     }
     order.sort((a, b) => near[a] - near[b]);
-    const scale = side / 3.2, wide = count > 5000 ? 2 : 3;
+    const scale = side / 2.7, wide = count > 5000 ? 2 : 3;
     for (const i of order) {
       const [x, y, z] = [places[3 * i], places[3 * i + 1], places[3 * i + 2]];
       const left = Math.round(side / 2 + scale * (x * ca - y * sa)), up = z * ce + (x * sa + y * ca) * se;
@@ -60,12 +60,11 @@ export function draw(el, field, { make, picture, buffer }) {
     from = event;
   });
   canvas.addEventListener("pointerup", () => { from = null; });
-  canvas.addEventListener("keydown", (event) => {
+  keys(canvas, ({ key }) => {
     const moves = { ArrowLeft: [-STEP, 0], ArrowRight: [STEP, 0], ArrowUp: [0, -STEP], ArrowDown: [0, STEP] };
-    if (!(event.key in moves)) return;
-    event.preventDefault();
-    event.stopPropagation();
-    turn(...moves[event.key]);
+    if (!(key in moves)) return false;
+    turn(...moves[key]);
+    return true;
   });
   paint();
 }

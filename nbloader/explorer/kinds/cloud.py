@@ -125,7 +125,7 @@ def _picture(places: NDArray[np.float64], colors: Pixels, side: int) -> Pixels:
     up = z * np.cos(ELEVATION) + away * np.sin(ELEVATION)
     near = z * np.sin(ELEVATION) - away * np.cos(ELEVATION)
     image = np.zeros((side, side, 4), np.uint8)
-    scale, radius = side / 3.2, 0 if side < 256 and len(places) > 500 else 1
+    scale, radius = side / 2.7, 0 if side < 256 and len(places) > 500 else 1
     for at in np.argsort(near):
         dot(image, side / 2 + scale * right[at], side / 2 - scale * up[at], radius, (*colors[at], BYTE))
     return image

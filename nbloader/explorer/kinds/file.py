@@ -63,7 +63,9 @@ class File(Kind):
             field.note = f"read from the file of {size:,} bytes"
 
     def canvas(self) -> pictures.Pixels | None:
-        """Return the picture as it is shown."""
+        """Return the picture as it is shown; None if it was not read."""
+        if self.field.picture < 0:
+            return None
         return pictures.to_rgb(self._pixels, "HWC", self.context.view.side)
 
     def cover(self) -> Cover:

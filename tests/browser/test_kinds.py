@@ -1,0 +1,161 @@
+"""Each kind of value in a real browser: on a card and in full, light and dark, wide and narrow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from test_explorer import LOW_CONTRAST, screenshot, set_dark
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.leaves_behind("the browser's driver keeps threads of its own"),
+]
+
+OPEN = """
+import nbloader
+from every_kind import EveryKind
+view = nbloader.explore(EveryKind(), workers="thread")
+view
+"""
+COLUMNS = """
+import nbloader, numpy as np
+from gallery import Shapes
+view = nbloader.explore(Shapes(60), workers="thread", num_workers=1)
+view.add_column("loss", np.linspace(0, 3, 60) ** 2)
+view.add_column("prediction", [0 if i % 7 == 0 else i % 2 for i in range(60)])
+view
+"""
+RESULT = """
+print("indices", view._arranged.indices)
+print(view.code())
+"""
+DRAWN = {
+    0: [("img", "1")],
+    1: [("img", "1.masks"), ("img", "1.boxes")],
+    2: [("img", "1")],
+    3: [("img", "keypoints"), ("img", "flow")],
+    6: [("img", "4,000 points. Arrow keys turn the point cloud.")],
+    7: [("img", "sample: 12 nodes, 18 edges")],
+    8: [("slider", "slice of scan"), ("combobox", "axis of scan"), ("combobox", "window of scan")],
+    9: [("slider", "slice of the sample"), ("button", "play the sample")],
+    11: [("img", "jpg")],
+}
+"""What is in the detail of a sample: role and name."""
+
+
+def test_each_kind_is_drawn_on_a_card_and_in_full(open_notebook: Any) -> None:
+    notebook = open_notebook(OPEN)
+    page = notebook.page
+    page.set_viewport_size({"width": 1400, "height": 1400})
+    notebook.run_all()
+    live = page.locator(".nbl-live .nbx")
+    live.locator(".nbx-card", has_text="KeyError: 'gone'").wait_for()
+    error = live.locator(".nbx-card .nbx-error")
+    assert error.evaluate("(node) => [getComputedStyle(node).fontSize, node.textContent]") == [
+        "12px",
+        "KeyError: 'gone'",
+    ]
+    live.locator(".nbx-card svg.nbx-graph").wait_for()
+    page.mouse.move(0, 0)
+    screenshot(page, "kinds-light-1400")
+    detail = live.locator(".nbx-detail")
+    for index in range(12):
+        live.get_by_label("go to the sample with this index").fill(str(index))
+        live.get_by_label("go to the sample with this index").press("Enter")
+        live.locator(f".nbx-card[aria-label^='sample {index},']").click()
+        detail.locator("strong", has_text=f"Sample {index}").wait_for()
+        detail.locator(".nbx-field").first.wait_for()
+        for role, name in DRAWN.get(index, []):
+            detail.get_by_role(role, name=name, exact=True).wait_for()
+        assert live.evaluate(LOW_CONTRAST) == []
+        screenshot(page, f"kind-{index}-light")
+
+    # The slices of a volume: another axis, another window, and a player.
+    live.locator(".nbx-card[aria-label^='sample 8,']").click()
+    detail.get_by_text("soft tissue: level 40, width 400; slice 20 of 40").wait_for()
+    detail.get_by_label("axis of scan").select_option("2")
+    detail.get_by_text("slice 48 of 96").wait_for()
+    detail.get_by_label("window of scan").select_option("2")
+    detail.get_by_text("bone: level 400, width 1800; slice 48 of 96").wait_for()
+    detail.get_by_role("button", name="play scan").click()
+    detail.locator("canvas").wait_for()
+    detail.get_by_role("button", name="pause scan").click()
+    detail.get_by_role("button", name="play scan").wait_for()  # the slice at which it stopped, in full
+
+    # A point cloud is turned by keys, which are not those of the list.
+    live.locator(".nbx-card[aria-label^='sample 6,']").click()
+    cloud = detail.locator("canvas.nbx-cloud")
+    cloud.wait_for()
+    before = cloud.evaluate("(node) => node.toDataURL()")
+    cloud.press("ArrowLeft")
+    assert cloud.evaluate("(node) => node.toDataURL()") != before
+
+    set_dark(page)
+    page.mouse.move(0, 0)
+    live.locator(".nbx-card img").nth(4).wait_for()
+    assert live.evaluate(LOW_CONTRAST) == []
+    screenshot(page, "kinds-dark-1400")
+    page.set_viewport_size({"width": 900, "height": 1400})
+    for index in (2, 3, 7, 8, 10):
+        live.get_by_label("go to the sample with this index").fill(str(index))
+        live.get_by_label("go to the sample with this index").press("Enter")
+        live.locator(f".nbx-card[aria-label^='sample {index},']").click()
+        detail.locator("strong", has_text=f"Sample {index}").wait_for()
+        detail.locator(".nbx-field").first.wait_for()
+        screenshot(page, f"kind-{index}-dark-900")
+
+
+def test_columns_of_the_user_sort_group_and_compare_samples(open_notebook: Any) -> None:
+    notebook = open_notebook(COLUMNS, RESULT)
+    page = notebook.page
+    page.set_viewport_size({"width": 1400, "height": 1600})
+    notebook.run(0)
+    live = page.locator(".nbl-live .nbx")
+    live.locator(".nbx-card img").nth(8).wait_for()
+
+    # The largest loss first, then smallest first; also for samples that were not read.
+    live.get_by_label("sort by", exact=True).focus()
+    live.get_by_label("sort by", exact=True).locator("option[value=loss]").wait_for(state="attached")
+    live.get_by_label("sort by", exact=True).select_option("loss")
+    live.get_by_role("button", name="Sort in descending order").click()
+    live.locator(".nbx-card[aria-posinset='1'][aria-label^='sample 59,'] img").wait_for()
+    screenshot(page, "columns-sorted")
+
+    # Labels against predictions: a click on a cell lists its samples.
+    live.get_by_text("Statistics and problems").click()
+    live.get_by_role("button", name="Scan all samples").click()
+    live.get_by_text("among 60 scanned samples").wait_for()
+    live.get_by_text("label and prediction are the same in").wait_for()
+    live.get_by_role("button", name="label square, prediction disc: list 4").wait_for()
+    assert live.evaluate(LOW_CONTRAST) == []
+    live.get_by_label("field in the rows of the table of pairs").scroll_into_view_if_needed()
+    screenshot(page, "columns-confusion")
+    live.get_by_role("button", name="label square, prediction disc: list 4").click()
+    live.locator(".nbx-card[aria-setsize='4']").first.wait_for()
+    notebook.run(1)
+    output = notebook.wait_until_run(1)
+    assert "indices [49, 35, 21, 7]" in output
+    assert "str(row['label']) in ('square',) and str(row['prediction']) in ('disc',)" in output
+    assert "view.sort('loss', descending=True)" in output
+    live.get_by_role("button", name="Show the selection, filters and order as Python").click()
+    live.locator("pre", has_text="view.sort('loss', descending=True)").wait_for()
+
+    # Groups, whose headings list all of their samples; and words in texts.
+    live.get_by_label("which samples are shown").select_option("all")
+    live.get_by_label("group by", exact=True).select_option("label")
+    live.locator(".nbx-heading", has_text="disc").wait_for()
+    live.locator(".nbx-heading", has_text="30 samples, the first 12 here").first.wait_for()
+    set_dark(page)
+    page.mouse.move(0, 0)
+    live.locator(".nbx-card img").nth(4).wait_for()
+    assert live.evaluate(LOW_CONTRAST) == []
+    screenshot(page, "columns-groups-dark")
+    live.locator(".nbx-heading", has_text="disc").click()
+    live.locator(".nbx-card[aria-setsize='30']").first.wait_for()
+    live.get_by_label("which samples are shown").select_option("all")
+    page.set_viewport_size({"width": 900, "height": 1600})
+    live.get_by_role("searchbox").fill("shape 5")
+    live.get_by_role("searchbox").press("Enter")
+    live.locator(".nbx-card[aria-setsize='15']", has_text="shape 50").wait_for()
+    screenshot(page, "columns-search-dark-900")
