@@ -192,7 +192,7 @@ def test_without_a_device_no_view_mentions_one():
     assert {stage.name for stage in s.stages} == set(STAGES) - set(OPTIONAL_STAGES)
     assert "Pinning and upload" not in page
     assert "device" not in Plots().payload(Frame(s))["y"]
-    assert Device().payload(Frame(s))["lines"] == []
+    assert Device().payload(Frame(s)) == {"lines": []}
     assert not Device().html(Device().payload(Frame(s)))
     kinds = {kind["name"] for kind in TimelinePanel().payload(Frame(s))["kinds"]}
     assert kinds == set(KINDS) - {"transfer", "pin", "upload", "lost"}

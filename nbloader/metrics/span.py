@@ -190,11 +190,11 @@ def measure(records: Sequence[BatchRecord], options: SpanOptions) -> Evidence:
         max(0, min(wait, r.delivered - max(r.requested, r.in_order)) - drawn)
         for r, wait, drawn in zip(regular, regular_waits, sampling, strict=True)
     ]
-    placed = [min(ns, placing_ns(r)) for r, ns in zip(regular, there, strict=True)]
+    transferred = sum(ns for r, ns in zip(regular, there, strict=True) if r.placed is not None)
     steady_ns = max(1, span_ns - startup_ns - drawn_first - stall_ns)
     steady_batches = max(1, o.batches - len(first) - len(stalled))
     count = len(regular)
-    there_ns, drawn_ns, placed_ns = sum(there), sum(sampling), sum(placed)
+    there_ns, drawn_ns, placed_ns = sum(there), sum(sampling), min(transferred, sum(map(placing_ns, regular)))
     produced_ns = sum(regular_waits) - drawn_ns - there_ns
     rest = max(0, waited_ns - first_ns - drawn_first - stall_ns) / span_ns
     if not any(regular_waits):  # the whole rest is a wait that has not ended

@@ -21,7 +21,7 @@ export function create(el, { make, write, note }) {
   };
 
   return {
-    update({ note: text, warn, lines }) {
+    update({ lines, note: text = "", warn = false }) {
       section.hidden = !lines.length;
       note(`${warn ? "▲ " : ""}${text}`, warn);
       while (rows.length > lines.length) rows.pop().node.remove();

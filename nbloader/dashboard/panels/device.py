@@ -27,7 +27,7 @@ class Device(Panel):
         """Return the lines, each with parts of a bar in percent; no lines if batches stay where they are."""
         s = frame.snapshot
         if not (s.device or s.pinned):
-            return {"note": "", "warn": False, "lines": []}
+            return {"lines": []}
         lines = [*_upload(s), *_pinning(s), *(_memory(gauge) for gauge in s.devices[:DEVICES])]
         return {"note": _note(s), "warn": s.cause == "upload", "lines": lines}
 
