@@ -232,7 +232,7 @@ def _predicted(found: RemedyResult, hot: HotLines, predict: Predict) -> RemedyRe
 
 
 def _precision(share: float) -> int:
-    """Return the number of stack samples that would tell a share as precisely as a trial measures what is left of it."""
+    """Return the number of stack samples that tell a share as precisely as a trial measures the rest."""
     return round(4 / PRECISION**2 * max(share, 0.1) / max(1 - share, 1e-4))
 
 
