@@ -28,6 +28,8 @@ LINES = 5
 """Maximum number of lines that are looked at."""
 GROUP = 5
 """Number of samples that are measured together."""
+PRECISION = 0.1
+"""Relative error of what a sample takes with the rewritten code, as a trial measures it."""
 TRIAL_TIMEOUT = 60.0
 """Seconds that one measurement may take."""
 
@@ -226,8 +228,13 @@ def _predicted(found: RemedyResult, hot: HotLines, predict: Predict) -> RemedyRe
     whole = found.before.seconds
     computing = (found.before.computing - found.after.computing) / whole
     waiting = (found.before.waiting - found.after.waiting) / whole
-    saved = LineTime(max(0.0, computing), max(0.0, waiting), hot.samples)
+    saved = LineTime(max(0.0, computing), max(0.0, waiting), _precision(computing + waiting))
     return replace(found, prediction=predict(saved, found.name, unlocks=False))
+
+
+def _precision(share: float) -> int:
+    """Return the number of stack samples that tell a share as precisely as a trial measures the rest."""
+    return round(4 / PRECISION**2 * max(share, 0.1) / max(1 - share, 1e-4))
 
 
 def _lock_wait(hot: HotLines, line: HotLine) -> float:

@@ -370,7 +370,7 @@ class Listed(Repeated):
 class Packed(Repeated):
     """One line of a compressed file for each sample."""
 
-    line = "gzip.open|for number, line|if number"
+    line = "gzip.open|file.seek"
 
     def __init__(self, folder: Path) -> None:
         self.path = str(folder / "lines.gz")

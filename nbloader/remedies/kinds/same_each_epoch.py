@@ -33,10 +33,10 @@ class SameEachEpoch:
     def _proposal(site: Site, value: ast.expr, needed: int) -> Proposal | None:
         given = _Arguments(site)
         body = given.visit(ast.parse(ast.unparse(value), mode="eval").body)
-        names = given.names | {name: name for name in site.local(value) if name != site.instance or not given.found}
-        bare = site.owner is not None and site.instance in names
-        if given.impossible or bare or len(set(names)) < len(given.names) + len(site.local(value)) - given.found:
-            return None
+        local = [name for name in site.local(body) if name not in given.names]
+        if given.impossible or (site.owner is not None and site.instance in local):
+            return None  # its argument would be the whole dataset
+        names = given.names | {name: name for name in local}
         module = site.module("nbloader", "nbloader")
         imports = f"{module.helper}\n\n" if module.helper else ""
         function = f"def same_each_epoch({', '.join(names)}):\n    return {ast.unparse(body)}\n"
@@ -50,7 +50,7 @@ class SameEachEpoch:
 
 
 class _Arguments(ast.NodeTransformer):
-    """Makes arguments of the attributes of `self` in an expression.
+    """Makes arguments of the attributes of `self` in an expression, and of the items of such attributes.
 
     Args:
         site: The slow line.
@@ -59,20 +59,32 @@ class _Arguments(ast.NodeTransformer):
     def __init__(self, site: Site) -> None:
         self._site = site
         self.names: dict[str, str] = {}
-        """Attributes by the names of the arguments."""
-        self.found = False
-        """Whether there are attributes of `self`."""
+        """Expressions by the names of the arguments."""
         self.impossible = False
-        """Whether there is a method of `self`, whose argument would be the whole dataset."""
+        """Whether there is a method of `self`."""
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         """Replace `self.path` by `path`."""
-        if not isinstance(node.value, ast.Name) or node.value.id != self._site.instance or self._site.owner is None:
-            return self.generic_visit(node)
-        self.found = True
+        return self._argument(node, node.attr) if self._is_own(node) else self.generic_visit(node)
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        """Replace `self.paths[i]` by an argument: a key of all paths would be computed for each sample."""
+        if isinstance(node.value, ast.Attribute) and self._is_own(node.value):
+            return self._argument(node, f"one_of_{node.value.attr}")
+        return self.generic_visit(node)
+
+    def _is_own(self, node: ast.Attribute) -> bool:
+        if self._site.owner is None or not isinstance(node.value, ast.Name) or node.value.id != self._site.instance:
+            return False
         self.impossible |= callable(getattr(type(self._site.owner), node.attr, None))
-        self.names[node.attr] = ast.unparse(node)
-        return ast.Name(node.attr, node.ctx)
+        return True
+
+    def _argument(self, node: ast.Attribute | ast.Subscript, name: str) -> ast.Name:
+        text = ast.unparse(node)
+        while name in self._site.function.__code__.co_varnames or self.names.get(name, text) != text:
+            name += "_"
+        self.names[name] = text
+        return ast.Name(name, node.ctx)
 
 
 def _values(site: Site) -> list[ast.expr]:
