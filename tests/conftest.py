@@ -94,9 +94,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes() -> None:
-    """Let these signals interrupt the controller, as Ctrl-C does."""
+    """Let these signals interrupt the controller, as Ctrl-C does, but once: make passes on what a whole group gets."""
+
+    def interrupt(number: int, _frame: object) -> None:
+        signal.signal(number, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)
+        signal.signal(number, interrupt)
 
 
 @pytest.hookimpl(wrapper=True)
