@@ -668,7 +668,7 @@ class Explorer:
             workers=self._fetcher.kind,
             seed=self._fetcher.seed,
             buffer=self._total,
-            normalization=False if undone is None else tuple(undone),
+            normalization=False if undone is None else (undone.mean, undone.std),
             tokenizer=source.tokenizer,
         )
 
