@@ -525,13 +525,14 @@ class Explorer:
         if callable(values):
             values = {index: values(self._source.dataset[index]) for index in self.selected or self._spread(EMBEDDED)}
         embedding = Embedding.of(values, self._total)
+        embedding.name = name
         places = embedding.places(method)
         for axis, at in (("x", 0), ("y", 1)):
             column = OwnColumn(embedding.indices, places[:, at])
             self._table.add_column(f"{name} {axis}", column)
         self._embedding = embedding
         self._send(self._state())
-        self._send({"kind": "plot", "x": f"{name} x", "y": f"{name} y"})
+        self._send(_plot(embedding))
 
     def similar(self, index: int, count: int = 50) -> dict[int, float]:
         """List the samples whose vectors are most similar to that of a sample, after `embed()`.
@@ -761,6 +762,8 @@ class Explorer:
     def _on_ready(self, view: str, _message: Mapping[str, Any]) -> None:
         self._views.add(view)
         self._send(self._state(), to=view)
+        if self._embedding is not None:
+            self._send(_plot(self._embedding), to=view)
         first = self._fetcher.there(range(min(FIRST, self._total)))
         if first:  # read while the page loaded the view
             self._send_cards(first, to=view)
@@ -1081,6 +1084,11 @@ class Explorer:
         cards = [(request.index, sample) for request, sample in self._fetcher.there(indices)]
         notice = advice("explorer", "nbloader.explore(...)", CALLS) if self._silence.noticed else ""
         return static.html(self._name, styles(), self._source.title, total, cards, notice)
+
+
+def _plot(embedding: Embedding) -> dict[str, Any]:
+    """Return the message that has a view plot a map."""
+    return {"kind": "plot", "x": f"{embedding.name} x", "y": f"{embedding.name} y"}
 
 
 def _heading(group: Group) -> dict[str, Any]:
