@@ -11,6 +11,7 @@
     encoded, overview        in a worker: decodes files in bytes; finds the pictures of a sample, for masks and boxes
     overlays                 in a worker: fields that are drawn over the picture of another one
     sources, tables          what can be explored; rows of tables and files
+    versions                 samples by two versions of a dataset, and how they differ
     declarations             what a dataset says about its samples: class names, tokenizer, folder
     scan, table, problems    which samples a scan reads next; facts about samples; problems of samples
     embedding                maps and similar samples, by vectors that the user has

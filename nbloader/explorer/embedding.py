@@ -30,6 +30,8 @@ class Embedding:
         self.indices = indices
         """Dataset indices of the samples, ascending."""
         self.vectors = vectors
+        self.name = "map"
+        """Name of its map: columns of its places begin with it."""
         lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
         self._directions = vectors / np.where(lengths > 0, lengths, 1)
 

@@ -16,7 +16,7 @@ from nbloader.explorer.texts import joined
 
 
 def draw_overlays(kinds: Sequence[Kind], context: Context) -> None:
-    """Draw each overlay over the first picture that it belongs to.
+    """Draw each overlay over the picture that it belongs to; of several, the first one in the nearest container.
 
     In a full description, each is drawn over its own copy of the picture; on a card, all over the same picture. An
     overlay that raises is left out, and its note says so.
@@ -48,7 +48,8 @@ def _draw(kind: Kind, canvases: Sequence[Kind], drawn_on: dict[str, Pixels], con
         drawn_on: Pictures of a card with the overlays so far, to which the result is added.
         context: Context of the fields.
     """
-    canvas = next((canvas for canvas in canvases if canvas is not kind and kind.belongs_to(canvas.field)), None)
+    fitting = [canvas for canvas in canvases if canvas is not kind and kind.belongs_to(canvas.field)]
+    canvas = max(fitting, key=lambda canvas: _in_common(canvas.field.path, kind.field.path), default=None)
     if canvas is None or canvas.field.size is None:
         return
     path = canvas.field.path
@@ -61,3 +62,13 @@ def _draw(kind: Kind, canvases: Sequence[Kind], drawn_on: dict[str, Pixels], con
         context.show(kind.field, Picture(png(drawn.pixels), *canvas.field.size, note))
     else:
         drawn_on[path] = drawn.pixels
+
+
+def _in_common(path: str, other: str) -> int:
+    """Return the number of containers that two fields share."""
+    count = 0
+    for one, two in zip(path.split(".")[:-1], other.split(".")[:-1], strict=False):
+        if one != two:
+            break
+        count += 1
+    return count

@@ -17,6 +17,7 @@ from nbloader.explorer.batch_samples import BatchSamples
 from nbloader.explorer.declarations import class_names, root_of, tokenizer_of
 from nbloader.explorer.kinds import Names
 from nbloader.explorer.tables import arrays_of, length_of_array, opened, rows_of
+from nbloader.explorer.versions import Versions
 from nbloader.workers.fetcher import is_async
 from nbloader.workers.in_process import SampleDelivery
 from nbloader.workers.registry import kind_class
@@ -91,6 +92,9 @@ def source_of(x: Any, buffer: int, split: str | int | None = None) -> Source:
             x, len(x), x.title, names=class_names(x), workers=x.workers, worker_init_fn=x.worker_init_fn,
             original=x.dataset, fixed=True, note=x.note, tokenizer=tokenizer_of(x.dataset), root=root_of(x.dataset),
         )  # fmt: skip
+    if isinstance(x, Versions):
+        source = _of_dataset(x, buffer, f"Two versions of {type(x.dataset).__name__}")
+        return replace(source, names=x.names(source.names), workers=x.workers)
     return _of_dataset(x, buffer, type(x).__name__)
 
 

@@ -38,6 +38,7 @@ from nbloader.explorer.reader import ReadSample, Request, scan_request
 from nbloader.explorer.scan import Scan
 from nbloader.explorer.sources import Source, delivered, source_of
 from nbloader.explorer.table import MAX_ROWS, Group, Row, SampleTable
+from nbloader.explorer.versions import Versions, renewed
 from nbloader.explorer.view import View
 from nbloader.frontend import comm
 from nbloader.frontend.live import LiveWidget
@@ -116,7 +117,7 @@ class Explorer:
         source = source_of(x, buffer, split)
         if tokenizer is not None:
             source = dataclasses.replace(source, tokenizer=tokenizer)
-        self._normalization = normalization
+        self._normalization, self._renderers = normalization, renderers
         undone = _normalization(normalization, source.original)
         loader = source.loader
         self._loader = weakref.ref(loader) if loader is not None else lambda: None
@@ -524,13 +525,14 @@ class Explorer:
         if callable(values):
             values = {index: values(self._source.dataset[index]) for index in self.selected or self._spread(EMBEDDED)}
         embedding = Embedding.of(values, self._total)
+        embedding.name = name
         places = embedding.places(method)
         for axis, at in (("x", 0), ("y", 1)):
             column = OwnColumn(embedding.indices, places[:, at])
             self._table.add_column(f"{name} {axis}", column)
         self._embedding = embedding
         self._send(self._state())
-        self._send({"kind": "plot", "x": f"{name} x", "y": f"{name} y"})
+        self._send(_plot(embedding))
 
     def similar(self, index: int, count: int = 50) -> dict[int, float]:
         """List the samples whose vectors are most similar to that of a sample, after `embed()`.
@@ -631,6 +633,46 @@ class Explorer:
         self._fetcher.retry(chosen)
         self._fetcher.scan(scanned)
 
+    def compare(self, other: Any = None) -> Explorer:
+        """Show the same samples under the same seeds by two versions of the dataset, and how they differ.
+
+        Edit the class of the dataset, a transform or a function that it uses, run the cell, and call `view.compare()`.
+        The dataset itself is not changed: `retry()`, or `reload()` of a loader, does that.
+
+        Args:
+            other: The second version of the dataset. None takes the current definitions of the classes and functions
+                that the dataset refers to.
+
+        Returns:
+            A separate explorer, whose samples have the fields `before`, `after` and `difference`: for arrays of equal
+            shapes the absolute difference. It is shown if it is the last expression of a cell, or by `show()`.
+
+        Raises:
+            TypeError: The dataset has no indices, or is asynchronous.
+            ValueError: Nothing that the dataset refers to was redefined.
+        """
+        source = self._source
+        if source.streaming or is_async(source.dataset) or isinstance(source.dataset, BatchSamples):
+            raise TypeError("compare() is for a dataset with __getitem__ and __len__ that is not asynchronous")
+        before = source.dataset
+        after = renewed(before) if other is None else other
+        if after is before:
+            raise ValueError(
+                f"no class or function that {source.title} refers to was redefined: edit it and run its cell before, "
+                "or pass the second version of the dataset"
+            )
+        undone = _normalization(self._normalization, source.original)
+        return Explorer(
+            Versions(before, after, source.workers),
+            self._renderers,
+            num_workers=self._fetcher.num_workers,
+            workers=self._fetcher.kind,
+            seed=self._fetcher.seed,
+            buffer=self._total,
+            normalization=False if undone is None else (undone.mean, undone.std),
+            tokenizer=source.tokenizer,
+        )
+
     @property
     def _debuggable(self) -> bool:
         """Whether samples are results of the dataset's own `__getitem__`, so that they can be debugged."""
@@ -720,6 +762,8 @@ class Explorer:
     def _on_ready(self, view: str, _message: Mapping[str, Any]) -> None:
         self._views.add(view)
         self._send(self._state(), to=view)
+        if self._embedding is not None:
+            self._send(_plot(self._embedding), to=view)
         first = self._fetcher.there(range(min(FIRST, self._total)))
         if first:  # read while the page loaded the view
             self._send_cards(first, to=view)
@@ -1040,6 +1084,11 @@ class Explorer:
         cards = [(request.index, sample) for request, sample in self._fetcher.there(indices)]
         notice = advice("explorer", "nbloader.explore(...)", CALLS) if self._silence.noticed else ""
         return static.html(self._name, styles(), self._source.title, total, cards, notice)
+
+
+def _plot(embedding: Embedding) -> dict[str, Any]:
+    """Return the message that has a view plot a map."""
+    return {"kind": "plot", "x": f"{embedding.name} x", "y": f"{embedding.name} y"}
 
 
 def _heading(group: Group) -> dict[str, Any]:
