@@ -149,8 +149,8 @@ class Scatter {
     const share = to > from ? (at - from) / (to - from) : 0.5;
     return 6 + (reverse ? 1 - share : share) * (length - 12);
   }
-  value({ logarithmic, low, high }, pixel, length, reverse) {
-    let share = Math.min(1, Math.max(0, (pixel - 6) / (length - 12)));
+  value({ logarithmic, low, high }, pixel, length, reverse, margin = 0) {
+    let share = Math.min(1 + margin, Math.max(-margin, (pixel - 6) / (length - 12)));
     if (reverse) share = 1 - share;
     return logarithmic ? Math.exp(Math.log(low) + share * (Math.log(high) - Math.log(low))) : low + share * (high - low);
   }
@@ -235,7 +235,7 @@ class Scatter {
   surround(path) {  // corners in the units of the axes: logarithms, and numbers of categories
     const [width, height] = [this.frame.clientWidth, this.frame.clientHeight];
     const unit = (axis, value) => (axis.logarithmic ? Math.log(value) : axis.categories ? value - 0.5 : value);
-    const corners = path.map(({ x, y }) => [unit(this.axes.x, this.value(this.axes.x, x, width, false)), unit(this.axes.y, this.value(this.axes.y, y, height, true))]);
+    const corners = path.map(({ x, y }) => [unit(this.axes.x, this.value(this.axes.x, x, width, false, 1)), unit(this.axes.y, this.value(this.axes.y, y, height, true, 1))]);
     this.api.lasso({ x: this.axes.x.name, y: this.axes.y.name, corners });
   }
   choose(from, to) {

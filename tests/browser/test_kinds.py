@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -159,3 +160,70 @@ def test_columns_of_the_user_sort_group_and_compare_samples(open_notebook: Any) 
     live.get_by_role("searchbox").press("Enter")
     live.locator(".nbx-card[aria-setsize='15']", has_text="shape 50").wait_for()
     screenshot(page, "columns-search-dark-900")
+
+
+MAP = """
+import nbloader, numpy as np
+from gallery import Shapes
+class Shifted(Shapes):
+    def __getitem__(self, index):
+        sample = super().__getitem__(index)
+        return sample["image"], sample["label"]
+dataset = Shifted(40)
+view = nbloader.explore(dataset, workers="process", num_workers=1)
+angles = np.arange(40) * 2 * np.pi / 40
+view.embed(np.stack([np.cos(angles), np.sin(angles)], axis=1))
+view
+"""
+EDITED = """
+print("selected", view.selected)
+class Shifted(Shapes):
+    def __getitem__(self, index):
+        sample = super().__getitem__(index)
+        return np.roll(sample["image"], 9, axis=1), sample["label"]
+both = view.compare()
+both
+"""
+
+
+def test_a_lasso_selects_on_a_map_and_two_versions_are_side_by_side(open_notebook: Any) -> None:
+    notebook = open_notebook(MAP, EDITED)
+    page = notebook.page
+    page.set_viewport_size({"width": 1400, "height": 2400})
+    notebook.run(0)
+    live = page.locator(".nbl-live .nbx").first
+    live.get_by_text("→ map x").wait_for()  # the plot opens by itself
+    live.get_by_role("button", name="Drag around samples to select them").click()
+    canvas = live.locator(".nbx-scatter canvas")
+    box = canvas.bounding_box()
+    # Around the right end of the circle: samples 0 and its nearest neighbors on both sides.
+    corners = [(0.9, 0.35), (0.999, 0.35), (0.999, 0.65), (0.9, 0.65), (0.9, 0.4)]
+    places = [(box["x"] + x * box["width"], box["y"] + y * box["height"]) for x, y in corners]
+    page.mouse.move(*places[0])
+    page.mouse.down()
+    for place in places[1:]:
+        page.mouse.move(*place, steps=4)
+    screenshot(page, "map-lasso")
+    page.mouse.up()
+    live.locator(".nbx-card[aria-selected='true'][aria-label^='sample 0,'] img").wait_for()
+    live.locator(".nbx-card[aria-label^='sample 0,']").click()
+    live.get_by_role("button", name="List the most similar samples").click()
+    live.locator(".nbx-card[aria-posinset='1'][aria-label^='sample 0,']").wait_for()
+    live.locator(".nbx-card[aria-posinset='2'] .nbx-reason", has_text="similar to 0").wait_for()
+    screenshot(page, "map-similar")
+    live.get_by_text("Statistics and problems").click()
+
+    notebook.run(1)
+    output = notebook.wait_until_run(1)
+    selected = sorted(json.loads(output.split("selected ")[1].split("]")[0] + "]"))
+    assert selected
+    assert selected == [at for at in range(40) if at in (0, 1, 2, 3, 37, 38, 39) and at in selected]
+    assert {39, 0, 1} <= set(selected)
+    both = page.locator(".nbl-live .nbx").nth(1)
+    both.get_by_text("Two versions of Shifted: 40 samples").wait_for()
+    both.locator(".nbx-card[aria-label^='sample 3,'] img").click()
+    detail = both.locator(".nbx-detail")
+    for name in ("before.0", "after.0", "difference.0"):
+        detail.get_by_role("img", name=name, exact=True).wait_for()
+    assert both.evaluate(LOW_CONTRAST) == []
+    screenshot(page, "versions")
