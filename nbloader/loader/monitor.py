@@ -130,9 +130,6 @@ class Monitor:
 
     def _on_lifecycle(self, event: LifecycleEvent) -> None:
         if isinstance(event, EpochStarted):
-            judged = self._aggregator.judged_epoch
-            if judged is not None and judged.epoch == event.epoch - 1:
-                self._judged_from = self._changed_at
             self._usage.begin_epoch()
             cache = process_cache.gauge()
             self._hits_before = 0 if cache is None else cache.hits
@@ -144,10 +141,16 @@ class Monitor:
             self._changed_at = event.time
 
     def keep_verdict(self) -> None:
-        """Judge the newest epoch before the next one begins, unless that was done after its end."""
+        """Judge the newest epoch before the next one begins, unless that was done after its end.
+
+        Workers of the next one, which make earlier batches useless for predictions, have not started yet.
+        """
         if not self._aggregator.is_final and time.monotonic() - self._kept_at >= KEEP_S:
             self._kept_at = time.monotonic()
             self._snapshot(iterated=True)
+        judged = self._aggregator.judged_epoch
+        if judged is not None and judged.epoch == self._aggregator.epoch:
+            self._judged_from = self._changed_at
 
     def window_changed(self) -> None:
         """Note that the size of the prefetch window was changed."""

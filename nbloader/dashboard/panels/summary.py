@@ -86,7 +86,7 @@ def _progress(s: Snapshot) -> dict[str, Any]:
 
 
 TIPS = {
-    "Throughput": "Batches that your loop received per second; headspace: if loading took no time",
+    "Throughput": "Batches per second; headspace: if loading took no time",
     "Time left": "Until the end of the epoch, at the present throughput",
     "Epoch duration": "From the start of the epoch to its end, pauses included",
     "Loop waiting": "Share of the time in which your loop waited for a batch",
