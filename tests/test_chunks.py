@@ -16,6 +16,7 @@ from torch.utils import data as theirs
 
 from nbloader import DataLoader, get_worker_info
 from nbloader import events as ev
+from nbloader.device import placement
 
 
 @pytest.fixture(params=[{"num_workers": 2}, {"num_workers": 2, "workers": "thread"}, {"num_workers": 0}], ids=str)
@@ -304,14 +305,16 @@ def test_a_batch_of_chunks_is_uploaded_as_one(way, who):
 
 def test_a_batch_of_chunks_is_pinned_once(who, monkeypatch):
     pinned = []
+    empty_like = torch.empty_like
 
-    def pin_memory(tensor):
-        pinned.append(tensor.shape[0])
-        return tensor.clone()
+    def pinned_like(tensor, **options):
+        if options.pop("pin_memory", False):
+            pinned.append(tensor.shape[0])
+        return empty_like(tensor, **options)
 
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(placement, "_available", lambda: "cuda")
     with DataLoader(Rows(32), 8, chunk_size=2, pin_memory=True, **who) as loader:
         monkeypatch.undo()
-        monkeypatch.setattr(torch.Tensor, "pin_memory", pin_memory)
+        monkeypatch.setattr(torch, "empty_like", pinned_like)
         assert_same(list(loader), expected(Rows(32), 8))
     assert pinned == [8] * 12, "three tensors of four batches"

@@ -45,18 +45,18 @@ def check_device(device: Any, output: str = "torch") -> Any:
         return None
     if output == "numpy":
         raise ValueError(f"device={device!r} needs output='torch': NumPy arrays are in host memory")
-    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    available = accelerator.type if accelerator is not None else "none"
+    available = _available() or "none"
     if available != chosen.type:
         raise RuntimeError(
             f"device={device!r} was requested, but torch {torch.__version__} sees no such accelerator here (it sees: "
             f"{available}). Use device=None, or install a torch build for this accelerator and its driver."
         )
+    module: Any = torch.get_device_module(chosen)
     index: Any = chosen.index
     if index is None:
-        index = torch.accelerator.current_device_index()
-    if index >= torch.accelerator.device_count():
-        count = torch.accelerator.device_count()
+        index = module.current_device() if hasattr(module, "current_device") else 0  # MPS has one device
+    count = module.device_count()
+    if index >= count:
         raise RuntimeError(f"device={device!r} does not exist: this machine has {count} devices of that kind")
     return torch.device(chosen.type, index)
 
@@ -75,16 +75,26 @@ def check_devices(device: Any, output: str) -> Devices:
     return Devices(None, [check_device(one, output) for one in device])
 
 
+def _available() -> str:
+    """Return the type of this machine's accelerator, such as "cuda"; "" if there is none."""
+    import torch
+
+    accelerator = getattr(torch, "accelerator", None)
+    if accelerator is None:  # torch before 2.6
+        kinds = {"cuda": torch.cuda, "xpu": torch.xpu, "mps": torch.backends.mps}
+        return next((name for name, kind in kinds.items() if kind.is_available()), "")
+    found = accelerator.current_accelerator() if accelerator.is_available() else None
+    return "" if found is None else str(found.type)
+
+
 def check_pin(pin_memory: bool) -> bool:
     """Return whether to pin batches. Warns as torch does and returns False where there is no pinned memory."""
     if not pin_memory:
         return False
-    import torch
-
-    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    if accelerator is None:
+    accelerator = _available()
+    if not accelerator:
         warn("pin_memory=True has no effect: no accelerator was found, so batches stay in pageable memory.")
-    elif accelerator.type == "mps":
+    elif accelerator == "mps":
         warn("pin_memory=True has no effect: MPS has no pinned memory, so batches stay in pageable memory.")
     else:
         return True

@@ -21,6 +21,7 @@ from same import assert_same
 from torch.utils import data as theirs
 
 from nbloader import DataLoader, DatasetTransferError, get_worker_info
+from nbloader.device import placement
 
 RNG = np.random.default_rng(3)
 
@@ -859,7 +860,7 @@ class CustomBatch:
 
 @pytest.mark.parametrize("how_many", [0, 2])
 def test_custom_types_are_pinned_by_their_pin_memory_method(how_many, monkeypatch):
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(placement, "_available", lambda: "cuda")
     dataset = [torch.ones(2)] * 4
     with DataLoader(dataset, 2, collate_fn=CustomBatch, pin_memory=True, num_workers=how_many) as loader:
         monkeypatch.undo()
