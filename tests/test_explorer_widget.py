@@ -422,9 +422,11 @@ def test_the_static_form_is_written_once_no_more_samples_come_by_one_timer_for_a
     assert view._timer is timer
     timer.cancel()
     view._on_timer()  # samples have come since: it waits again
-    assert view._timer is not timer
+    again = view._timer
+    assert again is not timer
     assert "data:image/png" not in "".join(sent.pages.queue)
     view._static_at = 0.0
+    again.cancel()
     view._on_timer()
     assert "data:image/png" in "".join(sent.pages.queue)
 

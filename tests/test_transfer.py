@@ -919,6 +919,7 @@ class InterruptedCopy(StandInCopy):
 
 def test_batches_alternate_between_several_devices():
     devices = StandIn(2, name="stand-in:0"), StandIn(None, name="stand-in:1")
+    devices[1].registry = devices[0].registry  # there is one for all devices of a kind
     with DataLoader(Images(40), 4, num_workers=2, device=devices) as loader:
         steps = list(loader)
         for device in devices:

@@ -283,9 +283,6 @@ def test_a_line_that_becomes_cheaper_is_predicted_beside_a_lock_and_other_progra
     cheaper = CostChange(line=LineTime(0.0, 0.5, 5000), unlocks=unlocks)
     assert predict(records, Evidence(), now, now, cause, "x", cheaper).speedup == pytest.approx(2, rel=0.1)
     assert predict(records, Evidence(), now, settings(4), cause, "x").speedup is None
-    if unlocks:
-        still = CostChange(line=LineTime(0.0, 0.5, 5000))
-        assert predict(records, Evidence(), now, now, cause, "x", still).reason == "a lock serializes the workers"
 
 
 @pytest.mark.unit
@@ -339,7 +336,6 @@ def test_few_samples_of_a_line_only_widen_the_interval():
         ("workers_compute", 1.5, 60),  # the replay does not match
         ("workers_compute", 1, 9),  # too few batches
         ("workers_compute", 1, 0),  # none that can be replayed
-        ("cores_taken", 1, 60),
         ("threads", 1, 60),
         ("memory", 1, 60),
         ("pickle", 1, 60),
