@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+
 from .test_explorer import LOW_CONTRAST, screenshot, set_dark
 
 pytestmark = [
