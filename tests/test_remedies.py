@@ -904,8 +904,8 @@ class Shown:
 
 def test_pictures_that_differ_are_shown_beside_each_other(files):
     photo = files / "a.jpg"
-    pixels = np.random.default_rng(0).integers(0, 256, (600, 800, 3)).astype(np.uint8)
-    Image.fromarray(pixels).save(photo)
+    coarse = np.random.default_rng(0).integers(0, 256, (15, 20, 3)).astype(np.uint8)
+    Image.fromarray(coarse).resize((1600, 1200), Image.BICUBIC).save(photo)  # noise is slow to decode at any size
     with nbloader.DataLoader(Shown(str(photo)), batch_size=4, num_workers=1) as loader:
         found = profiled(loader).remedies(10)
     (jpeg,) = (one for one in found if one.name == "full-size-jpeg")
