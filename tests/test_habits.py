@@ -153,8 +153,8 @@ def test_running_all_cells_again_leaves_nothing_of_the_first_time(notebook):
 def test_a_restart_of_the_kernel_in_a_busy_cell_leaves_nothing(notebook):
     notebook(IMPORTS, "loader = DataLoader(Scaled(800), 4, num_workers=2)", "loader.dashboard()")
     notebook.begin(BUSY, "begun")
+    wait_for(lambda: len(notebook.processes()) >= 3, "the zygote and two workers")
     before = notebook.processes()
-    assert len(before) >= 3  # the zygote and two workers
     notebook.restart()
     wait_for(lambda: not any(process.is_running() for process in before))
     notebook(IMPORTS, "loader = DataLoader(Scaled(800), 4, num_workers=2)")
