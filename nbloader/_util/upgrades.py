@@ -31,11 +31,13 @@ def _changed() -> dict[str, int]:
 
 
 _looked_at = _changed()
-_said: set[str] = set()
 
 
 def warn_of_upgrades() -> None:
-    """Warn, once for each package, if another version is installed than this process has imported."""
+    """Warn of packages of which another version is installed than this process has imported.
+
+    Only looks after something was installed beside them, so a loader does not repeat the warning of the one before.
+    """
     changed = _changed()
     if changed == _looked_at:
         return
@@ -47,6 +49,5 @@ def warn_of_upgrades() -> None:
             installed = importlib.metadata.version(distribution)
         except importlib.metadata.PackageNotFoundError:
             continue
-        if imported is not None and installed != imported and name not in _said:
-            _said.add(name)
+        if imported is not None and installed != imported:
             warn(f"{name} {installed} was installed, but this process has imported {imported}: restart the kernel")

@@ -54,9 +54,8 @@ class _CudaMemory:
 
     def unregister(self, address: int, device: Any) -> None:
         """See `pinning.HostMemory`."""
-        with torch.cuda.device(
-            device
-        ):  # otherwise the call creates a context on the current device, which takes memory
+        # On another device, the call would create a context, which takes memory.
+        with torch.cuda.device(device):
             self._check(_runtime().cudaHostUnregister(address), device)
 
     def _check(self, code: Any, device: Any) -> None:

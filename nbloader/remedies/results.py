@@ -117,7 +117,7 @@ class RemedyResult:
             p = self.prediction
             text += f" The loop would be {p.speedup:.2f} x as fast ({p.low:.2f} to {p.high:.2f})."
         elif self.prediction is not None:
-            text += f" How fast the loop would be cannot be told: {self.prediction.reason}."
+            text += f" There is no prediction for the loop: {self.prediction.reason}."
         return text
 
     def cells(self) -> tuple[str, ...]:

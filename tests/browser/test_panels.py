@@ -22,6 +22,23 @@ loader
 """
 
 
+def look_at(panel: Any, name: str) -> None:
+    """Check the contrast and the width of a panel, and take screenshots, in both themes and at two widths."""
+    page = panel.page
+    for theme in ("light", "dark"):
+        if theme == "dark":
+            page.evaluate("() => jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Dark'})")
+            page.locator("body[data-jp-theme-light='false']").wait_for(state="attached")
+            page.locator("#jupyterlab-splash").wait_for(state="detached")
+        page.mouse.move(0, 0)
+        assert panel.evaluate(LOW_CONTRAST) == []
+        for width in (1400, 900):
+            page.set_viewport_size({"width": width, "height": 1100})
+            panel.scroll_into_view_if_needed()
+            assert panel.evaluate("node => node.scrollWidth - node.clientWidth") <= 1
+            screenshot(page, f"{name}-{theme}-{width}")
+
+
 def test_a_registered_panel_shows_up_and_its_buttons_work(open_notebook: Any) -> None:
     notebook = open_notebook(SHOW, "for batch in loader: pass", "loader.close()")
     page = notebook.page
@@ -72,18 +89,7 @@ def test_lines_of_a_cell_are_sampled_after_a_click_while_the_loop_runs(open_note
     first.locator("td", has_text="cell 1 line 12, Photos.__getitem__").wait_for()
     panel.locator(".nbl-flame div", has_text="return np.full(8, prepare(index))").wait_for()
     panel.get_by_role("button", name="Sample the lines").filter(has_text="Stop sampling").wait_for()
-    for theme in ("light", "dark"):
-        if theme == "dark":
-            page.evaluate("() => jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Dark'})")
-            page.locator("body[data-jp-theme-light='false']").wait_for(state="attached")
-            page.locator("#jupyterlab-splash").wait_for(state="detached")
-        page.mouse.move(0, 0)
-        assert panel.evaluate(LOW_CONTRAST) == []
-        for width in (1400, 900):
-            page.set_viewport_size({"width": width, "height": 1100})
-            panel.scroll_into_view_if_needed()
-            assert panel.evaluate("node => node.scrollWidth - node.clientWidth") <= 1
-            screenshot(page, f"lines-{theme}-{width}")
+    look_at(panel, "lines")
     page.evaluate(f"() => {{ {notebook._PANEL}.context.sessionContext.session.kernel.interrupt(); }}")
     notebook.wait_until_run(1)
     notebook.run(2)
@@ -140,18 +146,7 @@ def test_remedies_are_tried_after_a_click_while_the_loop_runs(open_notebook: Any
     assert ".draft(" in panel.locator("details pre").first.inner_text()
     panel.get_by_role("button", name="Copy the code").first.click()
     panel.get_by_text("Copied").wait_for()
-    for theme in ("light", "dark"):
-        if theme == "dark":
-            page.evaluate("() => jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Dark'})")
-            page.locator("body[data-jp-theme-light='false']").wait_for(state="attached")
-            page.locator("#jupyterlab-splash").wait_for(state="detached")
-        page.mouse.move(0, 0)
-        assert panel.evaluate(LOW_CONTRAST) == []
-        for width in (1400, 900):
-            page.set_viewport_size({"width": width, "height": 1100})
-            panel.scroll_into_view_if_needed()
-            assert panel.evaluate("node => node.scrollWidth - node.clientWidth") <= 1
-            screenshot(page, f"remedies-{theme}-{width}")
+    look_at(panel, "remedies")
     page.evaluate(f"() => {{ {notebook._PANEL}.context.sessionContext.session.kernel.interrupt(); }}")
     notebook.wait_until_run(1)
     notebook.run(2)
@@ -184,18 +179,7 @@ def test_the_panel_of_the_device_is_shown_where_batches_are_uploaded(open_notebo
     panel.locator(".nbl-device-line", has_text="shared memory, without a copy; ").wait_for()
     panel.locator(".nbl-device-line", has_text="315 MB in tensors, 440 MB reserved by torch, of 1.07 GB").wait_for()
     panel.locator(".nbl-note", has_text="of the uploads hidden").wait_for()
-    for theme in ("light", "dark"):
-        if theme == "dark":
-            page.evaluate("() => jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Dark'})")
-            page.locator("body[data-jp-theme-light='false']").wait_for(state="attached")
-            page.locator("#jupyterlab-splash").wait_for(state="detached")
-        page.mouse.move(0, 0)
-        assert panel.evaluate(LOW_CONTRAST) == []
-        for width in (1400, 900):
-            page.set_viewport_size({"width": width, "height": 1100})
-            panel.scroll_into_view_if_needed()
-            assert panel.evaluate("node => node.scrollWidth - node.clientWidth") <= 1
-            screenshot(page, f"device-{theme}-{width}")
+    look_at(panel, "device")
     page.evaluate(f"() => {{ {notebook._PANEL}.context.sessionContext.session.kernel.interrupt(); }}")
     notebook.wait_until_run(1)
     notebook.run(2)
