@@ -20,11 +20,12 @@ GB = 1 << 30
 def test_memory_is_measured_by_the_bytes_that_have_arrived_and_not_for_each_batch():
     watch = MemoryWatch(lambda: 80 * GB)
     assert watch.due(MB)
-    assert watch.affordable(GB, 1) == 1 + 60  # a quarter is left for everything else
+    assert watch.affordable(GB, 4) == 63  # of 84 GB; a quarter is left for everything else
     assert [watch.due(GB) for _ in range(10)] == [False] * 9 + [True]  # an eighth of what was available
     watch = MemoryWatch(lambda: MB)
     assert watch.due(GB)
     assert watch.affordable(GB, 0) == 1  # one batch always
+    assert MemoryWatch(lambda: 0).affordable(GB, 16) == 12  # fewer than have used up the memory
     assert [watch.due(MB // 16) for _ in range(2)] == [False, True]
 
 
@@ -86,7 +87,7 @@ def test_a_loader_with_little_memory_loads_few_batches_ahead_and_says_so_once(ch
         def __getitem__(self, i):
             with lock:
                 begun.add(i // 8)
-                if delivered[0] > 8:
+                if delivered[0] > 16:
                     most[0] = max(most[0], len(begun) - delivered[0])
             return super().__getitem__(i)
 

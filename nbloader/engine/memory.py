@@ -15,8 +15,8 @@ CHECK_SHARE = 8
 """Memory is measured again when batches that total 1/CHECK_SHARE of the available memory have arrived. Each measurement
 reads several system files, which takes 0.2 ms."""
 USABLE = 0.75
-"""Fraction of the available memory that batches may take. The rest is left for the samples that workers collate, and
-for the user's loop."""
+"""Fraction of the memory that batches may take, of what they have and what is available. The rest is left for the
+samples that workers collate, and for the user's loop."""
 
 
 class MemoryWatch:
@@ -50,7 +50,7 @@ class MemoryWatch:
             return None
         self.measured = available
         self._until_check = available // CHECK_SHARE
-        return max(1, arrived + int(USABLE * available) // max(1, nbytes))
+        return max(1, int(USABLE * (arrived + available / max(1, nbytes))))
 
 
 def notice(nbytes: int, available: int, window: int, planned: int) -> str:
