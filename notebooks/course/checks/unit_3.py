@@ -253,7 +253,9 @@ def _numbers(loader: Any) -> list[int]:
 
 
 def _only_one_is_busy(stats: Snapshot) -> bool:
-    return sum(worker.batch is not None or worker.queued > 0 for worker in stats.workers) == 1
+    """Whether the loop waits for one worker, for so long that the others have produced all that they may."""
+    busy = sum(worker.batch is not None or worker.queued > 0 for worker in stats.workers)
+    return busy == 1 and (stats.waiting or 0) > 0.5
 
 
 def _until(condition: Callable[[], bool]) -> None:
