@@ -119,7 +119,9 @@ def test_each_cause_of_a_verdict_is_a_leaf_and_a_section_of_the_page_about_slow_
     page = (SITE / "slow.md").read_text(encoding="utf-8")
     leaves = re.findall(r'href="#([\w-]+)"', (SITE / "_static" / "slow.svg").read_text(encoding="utf-8"))
     assert {leaf.replace("-", "_") for leaf in leaves} == causes
-    assert set(re.findall(r"^## (\w+)$", page, re.MULTILINE)) == causes
+    sections = re.findall(r"^<a id=\"([\w-]+)\"></a>\n\n## .+ \(`(\w+)`\)$", page, re.MULTILINE)
+    assert {cause for _anchor, cause in sections} == causes
+    assert all(anchor.replace("-", "_") == cause for anchor, cause in sections)
 
 
 @unit
