@@ -19,6 +19,7 @@ from nbloader import DataLoader, demo
 from nbloader.explorer import cell_output, widget
 from nbloader.explorer.reader import Request
 from nbloader.explorer.view import FULL_TEXT, View
+from nbloader.frontend.live import LiveWidget
 
 TIMEOUT = 90
 IMPORTED: dict[str, object] = {}
@@ -34,7 +35,7 @@ def notes(explorer):
 @pytest.fixture
 def opened(monkeypatch):
     """A function that opens an explorer, and reads samples in full."""
-    monkeypatch.setattr(widget.LiveWidget, "send", lambda *_args, **_kwargs: None)
+    monkeypatch.setattr(LiveWidget, "send", lambda *_args, **_kwargs: None)
     monkeypatch.setattr(cell_output, "_write_static_in_time", lambda: None)
     explorers = []
 

@@ -24,6 +24,7 @@ from nbloader import DataLoader, get_worker_info
 from nbloader.errors import NbloaderError
 from nbloader.explorer import assets, cell_output, conversation, static, widget
 from nbloader.explorer.reader import ReadSample, Request, SampleReader
+from nbloader.frontend.live import LiveWidget
 
 TIMEOUT = 90
 
@@ -46,7 +47,7 @@ def sent(monkeypatch):
     messages: queue.Queue[dict[str, Any]] = queue.Queue()
     pages: queue.Queue[str] = queue.Queue()
     monkeypatch.setattr(
-        widget.LiveWidget, "send", lambda _self, message, buffers=None: messages.put(message | {"data": buffers})
+        LiveWidget, "send", lambda _self, message, buffers=None: messages.put(message | {"data": buffers})
     )
     monkeypatch.setattr(
         cell_output, "display", lambda _name, _text, data, update=False: pages.put(data.get("text/html", ""))

@@ -13,6 +13,7 @@ import contextlib
 import json
 import operator
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
@@ -35,6 +36,7 @@ from nbloader.explorer.scanning import Scanning
 from nbloader.explorer.sources import FollowedLoader, Source, delivered
 from nbloader.explorer.table import MAX_ROWS, Group, SampleTable
 from nbloader.explorer.view import View
+from nbloader.frontend import comm
 from nbloader.frontend.live import LiveWidget
 from nbloader.workers.in_process import SampleDelivery
 
@@ -55,7 +57,8 @@ MAX_DELIVERED = 2000
 class Conversation:
     """The views of one explorer: what all of them show, and the messages from and to them.
 
-    The widget and the fetcher, whose callbacks are methods of it, do not keep it alive.
+    `close()` stops the workers, and so does garbage collection: the widget, the fetcher and the loader, which call its
+    methods, do not keep it alive.
 
     Args:
         source: The samples.
@@ -102,6 +105,10 @@ class Conversation:
         self.output = CellOutput(source.title, source.total, self.fetcher)
         """What the cells that show the explorer have below them."""
         self._scanning = Scanning(table, self.fetcher)
+        followed = loader()
+        unregister = None if followed is None else followed.on_wait(weakly(self._in_the_loop))
+        self._finalizer = weakref.finalize(self, _close, self.fetcher, self.widget, unregister)
+        self._finalizer.atexit = False
         if source.fixed:
             self.fetcher.ask(Request(WHOLE))
 
@@ -262,12 +269,18 @@ class Conversation:
             self._send({"kind": "scan", "scan": self._scanning.progress()})
 
     def close(self) -> None:
-        """End a scan, send nothing more to the views, and replace them by the static form. Closing twice is a no-op."""
+        """Stop the workers, and replace the views by the static form. Closing twice is a no-op."""
         self._closed = True
         self._scanning.close()
         self.output.close()
+        self._finalizer()
 
     # ---- from views: on the main thread, on a subshell, or inside __next__ ------------------------------------------
+
+    def _in_the_loop(self) -> None:
+        """Handle clicks while the loader's loop waits."""
+        comm.pump()
+        self.output.looked(closed=self.widget.closed)
 
     def _on_message(self, message: Mapping[str, Any]) -> None:
         self.output.heard()
@@ -561,6 +574,13 @@ def _plot(embedding: Embedding) -> dict[str, Any]:
 def _heading(group: Group) -> dict[str, Any]:
     """Return the heading of a group as JSON values."""
     return {"name": group.name, "size": group.size, "listed": len(group.indices), "filters": group.filters}
+
+
+def _close(fetcher: SampleFetcher, widget: LiveWidget, unregister: Callable[[], None] | None) -> None:
+    if unregister is not None:
+        unregister()
+    fetcher.close()
+    widget.close()
 
 
 def _content(request: Request, sample: ReadSample, first_buffer: int) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from nbloader._util import rng
-from nbloader._util.weak import weakly
 from nbloader.errors import NbloaderError
 from nbloader.explorer.arrangement import EACH, Listed
 from nbloader.explorer.batch_samples import BatchSamples
@@ -28,8 +27,6 @@ from nbloader.explorer.scan import spread
 from nbloader.explorer.sources import Source, source_of
 from nbloader.explorer.table import Row, SampleTable
 from nbloader.explorer.versions import Versions, renewed
-from nbloader.frontend import comm
-from nbloader.frontend.live import LiveWidget
 from nbloader.frontend.outputs import html_for_marimo
 from nbloader.workers.fetcher import is_async
 from nbloader.workers.in_process import as_in_worker
@@ -101,9 +98,6 @@ class Explorer:
         self._fetcher = self._conversation.fetcher
         self._output = self._conversation.output
         self.widget = self._conversation.widget
-        unregister = None if loader is None else loader.on_wait(weakly(self._in_the_loop))
-        self._finalizer = weakref.finalize(self, _close, self._fetcher, self.widget, unregister)
-        self._finalizer.atexit = False
 
     def __repr__(self) -> str:
         """The constant text."""
@@ -136,11 +130,6 @@ class Explorer:
     def write_static(self) -> None:
         """Save what is on screen in the notebook, so that it is visible without the kernel."""
         self._output.write()
-
-    def _in_the_loop(self) -> None:
-        """Handle clicks while the loader's loop waits."""
-        comm.pump()
-        self._output.looked(closed=self.widget.closed)
 
     # ---- what the user does in Python -------------------------------------------------------------------------------
 
@@ -537,7 +526,6 @@ class Explorer:
     def close(self) -> None:
         """Stop the workers and leave the static form. Closing twice is a no-op."""
         self._conversation.close()
-        self._finalizer()
 
 
 def _normalization(given: tuple[Any, Any] | Literal[False] | None, dataset: Any) -> Normalization | None:
@@ -560,13 +548,6 @@ def _normalization(given: tuple[Any, Any] | Literal[False] | None, dataset: Any)
             f"normalization must be (mean, std), each a number or one number per channel, and std not 0; not {given!r}"
         )
     return found
-
-
-def _close(fetcher: SampleFetcher, widget: LiveWidget, unregister: Callable[[], None] | None) -> None:
-    if unregister is not None:
-        unregister()
-    fetcher.close()
-    widget.close()
 
 
 _shown: collections.deque[Explorer] = collections.deque(maxlen=8)
