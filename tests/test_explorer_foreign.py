@@ -16,9 +16,10 @@ import pytest
 import torch
 
 from nbloader import DataLoader, demo
-from nbloader.explorer import widget
+from nbloader.explorer import cell_output, widget
 from nbloader.explorer.reader import Request
 from nbloader.explorer.view import FULL_TEXT, View
+from nbloader.frontend.live import LiveWidget
 
 TIMEOUT = 90
 IMPORTED: dict[str, object] = {}
@@ -26,11 +27,16 @@ IMPORTED: dict[str, object] = {}
 FULL = View(full=True)
 
 
+def notes(explorer):
+    """The lines of text that views show above the samples."""
+    return explorer._conversation._state()["notes"]
+
+
 @pytest.fixture
 def opened(monkeypatch):
     """A function that opens an explorer, and reads samples in full."""
-    monkeypatch.setattr(widget.LiveWidget, "send", lambda *_args, **_kwargs: None)
-    monkeypatch.setattr(widget, "_write_static_in_time", lambda: None)
+    monkeypatch.setattr(LiveWidget, "send", lambda *_args, **_kwargs: None)
+    monkeypatch.setattr(cell_output, "_write_static_in_time", lambda: None)
     explorers = []
 
     def open_one(x, *indices, **options):
@@ -69,7 +75,7 @@ def test_torchvision(opened, tmp_path):
     explorer, [fields], _ = opened(photographs, 15)
     assert (fields["0"]["kind"], fields["1"]["value"]) == ("image", photographs.classes[-1])
     assert fields["0"]["note"] == "0 to 1; normalization undone"
-    assert "0.485" in explorer._state()["notes"][0] or "0.48" in explorer._state()["notes"][0]
+    assert "0.485" in notes(explorer)[0] or "0.48" in notes(explorer)[0]
 
 
 @pytest.fixture
@@ -125,7 +131,7 @@ def test_hugging_face_splits_nested_labels_and_undecoded_pictures(opened, huggin
     explorer, [fields], _ = opened(splits, 3, workers="thread")
     assert (len(explorer), fields["objects"]["summary"]) == (4, "1 object: 1 b")
     assert (fields["image"]["kind"], fields["image"]["size"]) == ("image", [30, 20])
-    assert explorer._state()["notes"][0].startswith("Split train. Others: test (3); explore(..., split='test')")
+    assert notes(explorer)[0].startswith("Split train. Others: test (3); explore(..., split='test')")
     assert len(opened(splits, split="test", workers="thread")[0]) == 3
     with pytest.raises(ValueError, match="no split 'dev': there are test, train"):
         opened(splits, split="dev")

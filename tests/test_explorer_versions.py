@@ -11,10 +11,11 @@ import pytest
 import torch
 from PIL import Image
 
-from nbloader.explorer import widget
+from nbloader.explorer import cell_output, widget
 from nbloader.explorer.describer import describe
 from nbloader.explorer.versions import Versions, difference, renewed
 from nbloader.explorer.view import View
+from nbloader.frontend.live import LiveWidget
 
 CELL = """
 import random
@@ -95,8 +96,8 @@ def test_both_versions_of_a_sample_have_the_same_seed_and_the_difference_is_show
 
 
 def test_an_explorer_compares_and_says_if_nothing_was_edited(cell, monkeypatch):
-    monkeypatch.setattr(widget.LiveWidget, "send", lambda *_args, **_kwargs: None)
-    monkeypatch.setattr(widget, "_write_static_in_time", lambda: None)
+    monkeypatch.setattr(LiveWidget, "send", lambda *_args, **_kwargs: None)
+    monkeypatch.setattr(cell_output, "_write_static_in_time", lambda: None)
     view = widget.Explorer(cell(1).Data(), num_workers=1, workers="thread", seed=0, buffer=10)
     with pytest.raises(ValueError, match="no class or function that Data refers to was redefined"):
         view.compare()

@@ -22,8 +22,9 @@ from torch.utils.data import Subset
 
 from nbloader import DataLoader, get_worker_info
 from nbloader.errors import NbloaderError
-from nbloader.explorer import assets, static, widget
-from nbloader.explorer.reader import ReadSample, SampleReader
+from nbloader.explorer import assets, cell_output, conversation, static, widget
+from nbloader.explorer.reader import ReadSample, Request, SampleReader
+from nbloader.frontend.live import LiveWidget
 
 TIMEOUT = 90
 
@@ -46,12 +47,12 @@ def sent(monkeypatch):
     messages: queue.Queue[dict[str, Any]] = queue.Queue()
     pages: queue.Queue[str] = queue.Queue()
     monkeypatch.setattr(
-        widget.LiveWidget, "send", lambda _self, message, buffers=None: messages.put(message | {"data": buffers})
+        LiveWidget, "send", lambda _self, message, buffers=None: messages.put(message | {"data": buffers})
     )
     monkeypatch.setattr(
-        widget, "display", lambda _name, _text, data, update=False: pages.put(data.get("text/html", ""))
+        cell_output, "display", lambda _name, _text, data, update=False: pages.put(data.get("text/html", ""))
     )
-    monkeypatch.setattr(widget, "_write_static_in_time", lambda: None)
+    monkeypatch.setattr(cell_output, "_write_static_in_time", lambda: None)
     monkeypatch.setattr(widget, "_shown", [])
     messages.pages = pages
     return messages
@@ -71,7 +72,7 @@ def open_explorer(x):
 
 
 def say(explorer, **message):
-    explorer._on_message({"view": "a", **message})
+    explorer._conversation._on_message({"view": "a", **message})
 
 
 def following(sent, kind):
@@ -103,7 +104,7 @@ def test_what_is_on_screen_is_sent_with_its_pictures_and_again_to_a_view_that_as
 
 
 def test_a_new_view_gets_the_first_samples_without_asking(view, sent):
-    view._fetcher.want(widget.BEGIN, [0, 1])  # as `show()` does
+    view._fetcher.want(conversation.BEGIN, [0, 1])  # as `show()` does
     cards(sent, 0, 1)
     say(view, kind="ready", view="b")
     following(sent, "state")
@@ -413,21 +414,21 @@ def test_the_static_form_has_what_was_on_screen_and_no_markup_of_samples(view, s
 
 
 def test_the_static_form_is_written_once_no_more_samples_come_by_one_timer_for_all_of_them(view, sent, monkeypatch):
-    monkeypatch.setattr(widget, "STATIC_PAUSE", 1000.0)
+    monkeypatch.setattr(cell_output, "STATIC_PAUSE", 1000.0)
     view.show()
     say(view, kind="want", indices=[1, 5], screen=[1, 5])
     cards(sent, 1, 5)
-    timer = view._timer
-    view._plan_static()
-    assert view._timer is timer
+    timer = view._output._timer
+    view._output.plan()
+    assert view._output._timer is timer
     timer.cancel()
-    view._on_timer()  # samples have come since: it waits again
-    again = view._timer
+    view._output._on_timer()  # samples have come since: it waits again
+    again = view._output._timer
     assert again is not timer
     assert "data:image/png" not in "".join(sent.pages.queue)
-    view._static_at = 0.0
+    view._output._due_at = 0.0
     again.cancel()
-    view._on_timer()
+    view._output._on_timer()
     assert "data:image/png" in "".join(sent.pages.queue)
 
 
@@ -435,7 +436,7 @@ def test_the_static_form_is_small_however_much_is_on_screen():
     reader = SampleReader(
         [np.random.default_rng(i).integers(0, 255, (200, 200, 3)).astype(np.uint8) for i in range(9)], {}, ()
     )
-    samples: list[ReadSample] = [reader[widget.Request(i)] for i in range(9)]
+    samples: list[ReadSample] = [reader[Request(i)] for i in range(9)]
     page = static.html("name", assets.styles(), "t" * 100, 10**6, [(i, samples[i % 9]) for i in range(400)])
     assert len(page) < 300_000
     assert page.count("<img") >= 1
@@ -447,8 +448,8 @@ def test_an_explorer_that_nobody_holds_ends(sent):
     say(explorer, kind="want", indices=[0], screen=[0])
     cards(sent, 0)
     ref = weakref.ref(explorer)
-    if explorer._timer is not None:
-        explorer._timer.cancel()
+    if explorer._output._timer is not None:
+        explorer._output._timer.cancel()
     del explorer
     gc.collect()
     assert ref() is None
@@ -588,7 +589,8 @@ def test_samples_that_depend_on_the_seed_only_are_no_duplicates_but_equal_ones_a
     explorer = open_explorer(Crops(random=True))
     explorer.scan(30)
     assert explorer.problems()["duplicate"] == {}
-    [note] = explorer._state()["notes"]
+    say(explorer, kind="ready")
+    [note] = following(sent, "state")["notes"]
     assert note.startswith("What a sample is depends on the random generators and not on its index: 30 of 30 are equal")
     assert explorer._table.listed("duplicate") == {}
     explorer.retry(range(30))  # the dataset may be another one now
@@ -596,7 +598,8 @@ def test_samples_that_depend_on_the_seed_only_are_no_duplicates_but_equal_ones_a
     explorer = open_explorer(Crops(random=False))
     explorer.scan(30)
     assert len(explorer.problems()["duplicate"]) == 29
-    assert explorer._state()["notes"] == []
+    say(explorer, kind="ready")
+    assert following(sent, "state")["notes"] == []
     explorer.close()
 
 
@@ -654,7 +657,7 @@ def test_the_first_samples_are_read_while_the_page_loads_the_view(sent):
     read: queue.Queue[int] = queue.Queue()
     explorer._fetcher._on_read = lambda samples: [read.put(request.index) for request, _ in samples]
     explorer.show()
-    assert sorted(read.get(timeout=TIMEOUT) for _ in range(widget.FIRST)) == list(range(widget.FIRST))
+    assert sorted(read.get(timeout=TIMEOUT) for _ in range(cell_output.FIRST)) == list(range(cell_output.FIRST))
     say(explorer, kind="ready")
     say(explorer, kind="want", indices=[0, 1], screen=[0, 1])
     cards(sent, 0, 1)  # from the cache

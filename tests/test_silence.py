@@ -18,6 +18,7 @@ from fake_loader import FakeLoader
 from nbloader import DataLoader
 from nbloader._platform import START_METHODS
 from nbloader.dashboard import widget
+from nbloader.explorer import cell_output
 from nbloader.explorer import widget as explorer_widget
 from nbloader.frontend import comm, marimo_messages, outputs, silence
 from nbloader.loader import torch_compat
@@ -185,8 +186,8 @@ def test_a_page_without_widgets_is_noticed_at_once_and_the_next_view_has_a_comm_
 
 
 def test_the_explorer_of_a_loader_says_so_while_the_loop_runs(cells: Cells, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(explorer_widget, "display", cells.display)
-    monkeypatch.setattr(explorer_widget, "_write_static_in_time", lambda: None)
+    monkeypatch.setattr(cell_output, "display", cells.display)
+    monkeypatch.setattr(cell_output, "_write_static_in_time", lambda: None)
     monkeypatch.setattr(explorer_widget, "_shown", [])
     with DataLoader([float(number) for number in range(1000)], batch_size=1) as loader:
         view = explorer_widget.Explorer(loader, num_workers=1, workers="thread", seed=0, buffer=10)

@@ -2,7 +2,9 @@
 
     drawing.js, statistics.js, explorer.js
                              what is on screen -> {"kind": "want", "indices": [...]}     one view, any number of them
-    widget.Explorer          messages in, cards and samples out; selection; the static form
+    conversation.Conversation messages in, cards and samples out; what all views show: selection, order, notes
+    widget.Explorer          what the user calls in the notebook
+    cell_output              outputs of cells: the widget, and the static form
     fetcher.SampleFetcher    one thread: requests -> workers of the loader's kinds -> descriptions
     requests.RequestQueue    which sample is read next: those on screen first; those scrolled past are dropped
     reader.SampleReader      in a worker: dataset[i], timed, with its own seed -> description
@@ -13,7 +15,8 @@
     sources, tables          what can be explored; rows of tables and files
     versions                 samples by two versions of a dataset, and how they differ
     declarations             what a dataset says about its samples: class names, tokenizer, folder
-    scan, table, problems    which samples a scan reads next; facts about samples; problems of samples
+    scan, scanning           which samples a scan reads next; the scan that is running
+    table, problems          facts about samples; problems of samples
     embedding                maps and similar samples, by vectors that the user has
     own_columns, arrangement values that the user adds; which samples are listed, in which order
 

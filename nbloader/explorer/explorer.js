@@ -1,5 +1,5 @@
 // A view of an explorer: gallery and table of samples, and one sample in full. `../frontend/view.js`, `drawing.js` and
-// `statistics.js` stand before this text in the module; `widget.py` is the other side.
+// `statistics.js` stand before this text in the module; `conversation.py` is the other side.
 //
 // Only what is on screen has nodes, and a list of any length scrolls: beyond the height that browsers support, `top` (in
 // pixels of the whole list) is mapped to the scroll bar, and the wheel moves `top` itself.

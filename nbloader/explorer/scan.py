@@ -6,6 +6,8 @@ import collections
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+
 AHEAD = 64
 """Maximum number of samples that are requested at a time. A pause takes effect after those that workers are reading."""
 
@@ -69,3 +71,11 @@ class Scan:
             "reading": list(self._reading)[:8],
             "paused": self.paused,
         }
+
+
+def spread(count: int, total: int) -> list[int]:
+    """Return at most `count` of `total` dataset indices, which are spread evenly."""
+    if count <= 0:
+        return []
+    found: list[int] = np.unique(np.linspace(0, total - 1, min(count, total)).astype(np.int64)).tolist()
+    return found

@@ -67,6 +67,11 @@ class Source:
     root: str = ""
     """Folder of the dataset's files; "" if it is not known."""
 
+    @property
+    def debuggable(self) -> bool:
+        """Whether samples are results of the dataset's own `__getitem__`, so that they can be debugged."""
+        return self.dataset is self.original and not (self.streaming or is_async(self.dataset))
+
 
 def source_of(x: Any, buffer: int, split: str | int | None = None) -> Source:
     """Determine what the samples of an object are.

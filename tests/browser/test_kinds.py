@@ -29,7 +29,7 @@ view.add_column("prediction", [0 if i % 7 == 0 else i % 2 for i in range(60)])
 view
 """
 RESULT = """
-print("indices", view._arranged.indices)
+print("indices", view._conversation._arranged.indices)
 print(view.code())
 """
 DRAWN = {
