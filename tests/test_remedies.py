@@ -28,6 +28,7 @@ import nbloader
 from nbloader.events.stack_samples import CodeLine, StackCount
 from nbloader.loader.remedy_search import Samples, search
 from nbloader.metrics.hot_lines import HotLine, HotLines, find_hot_lines
+from nbloader.remedies.advice import short_advice
 from nbloader.remedies.difference import difference
 from nbloader.remedies.kinds import REMEDIES
 from nbloader.remedies.pictures import pictures_of, size_of
@@ -710,6 +711,60 @@ class Photographs:
     def __getitem__(self, index):
         picture = Image.open(str(index)).convert("RGB").resize((100, 75))
         return torch.as_tensor(np.array(picture))
+
+
+SHORT = {
+    "Read the file once per worker": ["np.load(self.path)['x']", "pd.read_csv(self.path)", "torch.load('a.pt')"],
+    "Store arrays with numpy.save, not as .npz": ["np.load(self.paths[i])['x']", "np.load(f'{self.path}/{i}')['x']"],
+    "Parse JSON with orjson": ["json.loads(self.rows[i])"],
+    "List the files once, in __init__": ["os.listdir(self.path)"],
+    "Convert the data frame to arrays once": ["self.frame.iloc[i]"],
+    "Remove the print call": ["print(i)"],
+    "Replace copy.deepcopy by a copy of what later code changes": ["copy.deepcopy(self.rows)"],
+    "Decode JPEGs at the size that is used": ["Image.open(self.paths[i]).convert('RGB').resize((64, 64))"],
+    "Convert to float in the loop, not in the workers": ["np.asarray(self.rows[i], np.float32) / 255"],
+    "Convert all numbers in one call": ["[x.item() for x in self.rows[i]]"],
+    "": [
+        "np.load(self.paths[i])",  # perhaps each sample has a file of its own
+        "np.load(self.pick())",
+        "pd.read_csv(self.paths[i])",
+        "h5py.File(self.paths[i])",
+        "self.rows[i] @ self.rows[i]",  # perhaps one thread computes already
+        "re.sub('a', 'b', self.rows[i])",  # perhaps the time is that of the search itself
+        "np.asarray(self.rows[i], np.float32)",  # perhaps of a list
+        "sum(range(i))",
+    ],
+}  # fmt: skip
+"""What a verdict says about an expression that `__getitem__` returns."""
+
+
+@pytest.mark.parametrize(("short", "code"), [(short, code) for short, codes in SHORT.items() for code in codes])
+def test_a_verdict_has_a_few_words_about_a_line_where_the_code_alone_tells_what_helps(short, code, tmp_path):
+    names = {}
+    code = code if code.startswith("print") else f"return {code}"
+    path = tmp_path / "data.py"
+    path.write_text(
+        "import copy, json, os, re\nimport numpy as np\nimport pandas as pd\nimport torch\nfrom PIL import Image\n"
+        "class Rows:\n    def pick(self):\n        return 'a'\n"
+        f"    def __getitem__(self, i):\n        # one sample\n        {code}\n"
+    )
+    exec(compile(path.read_text(), str(path), "exec"), names)
+    line = line_of(names["Rows"].__getitem__, 2)
+    assert short_advice(line, [torch.utils.data.Subset(names["Rows"](), [1]), None]) == short
+    assert short_advice(line, []) == "", "the function is not reachable"
+
+
+def test_a_remedy_that_raises_leaves_the_verdict_as_it_is(monkeypatch, archive):
+    class Broken:
+        name = "broken"
+
+        def propose(self, site):
+            raise RecursionError(site.source)
+
+    line = line_of(Archive.__getitem__, 1)
+    assert short_advice(line, [archive]) == "Read the file once per worker"
+    monkeypatch.setattr("nbloader.remedies.advice.REMEDIES", (Broken(),))
+    assert short_advice(line, [archive]) == ""
 
 
 def test_code_that_two_lines_lead_to_is_shown_once():

@@ -186,6 +186,12 @@ class Site:
             return value[0], value[1]
         return None
 
+    def is_fixed(self, call: ast.Call) -> bool:
+        """Whether the arguments of a call are the same for all samples: constants, globals, attributes of `self`."""
+        own = {self.instance} if self.owner is not None else set()
+        arguments = [node for part in (*call.args, *call.keywords) for node in ast.walk(part)]
+        return own.issuperset(self.local(call)) and not any(isinstance(node, (ast.Call, ast.Subscript)) for node in arguments)
+
     def in_loop_or_lambda(self, node: ast.AST) -> bool:
         """Whether a node is inside a comprehension or a lambda, so that no statement can precede it."""
         kinds = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Lambda)

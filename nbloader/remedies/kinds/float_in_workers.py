@@ -50,6 +50,8 @@ class FloatInWorkers:
         torch = site.module("torch", "torch")
         why = "Each sample is converted to floating point in its worker, and sent with four times the bytes."
         instead = "Send the bytes, and convert the batch in the loop: on a GPU that takes next to no time."
+        scales = any(operator == "/" for operator, _operand in calculations)
+        short = "Convert to float in the loop, not in the workers" if dtype and scales else ""
         proposals = {}
         for method in [dtype] if dtype else ["double", "float"]:
             for shape in ("", ".view(-1, 1, 1)"):
@@ -59,7 +61,8 @@ class FloatInWorkers:
                     value = f"{torch.name}.as_tensor({operand}){shape}" if vector else operand
                     left = f"({loop})" if operator in "*/" and " " in loop else loop
                     loop = f"{left} {operator} {value}"
-                proposals[loop] = Proposal(why, instead, site.rewritten(*edits), torch.helper, loop=loop)
+                code = site.rewritten(*edits)
+                proposals[loop] = Proposal(why, instead, code, torch.helper, loop=loop, short=short)
         return list(proposals.values())
 
     @staticmethod
