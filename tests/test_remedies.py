@@ -26,7 +26,7 @@ from PIL import Image
 
 import nbloader
 from nbloader.events.stack_samples import CodeLine, StackCount
-from nbloader.loader.remedy_search import Samples, search
+from nbloader.loader.remedy_search import Samples, Scout, search
 from nbloader.metrics.hot_lines import HotLine, HotLines, find_hot_lines
 from nbloader.remedies.advice import short_advice
 from nbloader.remedies.difference import difference
@@ -454,6 +454,36 @@ def test_the_loop_can_convert_to_floating_point(files, case):
             continue
         equal.append(value.dtype == expected.dtype and torch.allclose(value, expected, atol=1e-5))
     assert any(equal)
+
+
+class Normalized:
+    """Pictures, or small vectors, that are normalized on another line than the one that is sampled."""
+
+    def __init__(self, side):
+        self.pixels = np.random.default_rng(0).integers(0, 256, (30, side, side, 3), dtype=np.uint8)
+
+    def __len__(self):
+        return len(self.pixels)
+
+    def __getitem__(self, index):
+        pixels = self.pixels[index].astype(np.float32) / 255.0
+        return torch.from_numpy(pixels.transpose(2, 0, 1)), index
+
+
+@pytest.mark.parametrize(("side", "found"), [(256, ["float-in-workers"]), (8, [])])
+def test_large_floats_are_looked_for_on_other_lines_than_the_slow_one(side, found):
+    line = line_of(Normalized.__getitem__, 2)
+    tried = Samples(Normalized(side), None, (), iterable=False)
+    indices, facts = Scout(tried, None, 10)[0]
+    assert facts.floats == 12 * side**2
+    tried = tried._replace(indices=indices, facts=facts._replace(samples=0))  # no cache
+    listed = search(
+        HotLines(lines=(line,), samples=100), tried, lambda trial: [trial[n] for n in range(len(trial))],
+        lambda *_args, **_options: None,
+    )  # fmt: skip
+    assert [one.name for one in listed] == found
+    assert all(one.keeps_values and one.gain > 1.1 for one in listed), "it was tried"
+    assert short_advice(line, [tried.dataset]) == "", "a verdict says only what is certain"
 
 
 class Tokenizer:

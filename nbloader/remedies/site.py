@@ -42,6 +42,8 @@ class Facts(NamedTuple):
     """Number of samples; 0 if it is not known."""
     nbytes: int = 0
     """Size of a sample's arrays, bytes."""
+    floats: int = 0
+    """The part of `nbytes` that is floating point."""
 
 
 NO_FACTS = Facts()
@@ -189,8 +191,9 @@ class Site:
     def is_fixed(self, call: ast.Call) -> bool:
         """Whether the arguments of a call are the same for all samples: constants, globals, attributes of `self`."""
         own = {self.instance} if self.owner is not None else set()
-        arguments = [node for part in (*call.args, *call.keywords) for node in ast.walk(part)]
-        return own.issuperset(self.local(call)) and not any(isinstance(node, (ast.Call, ast.Subscript)) for node in arguments)
+        inner = [node for part in (*call.args, *call.keywords) for node in ast.walk(part)]
+        computed = any(isinstance(node, (ast.Call, ast.Subscript)) for node in inner)
+        return own.issuperset(self.local(call)) and not computed
 
     def in_loop_or_lambda(self, node: ast.AST) -> bool:
         """Whether a node is inside a comprehension or a lambda, so that no statement can precede it."""
