@@ -757,6 +757,7 @@ SHORT = {
     "": [
         "np.load(self.paths[i])",  # perhaps each sample has a file of its own
         "np.load(self.pick())",
+        "(yield pd.read_csv(self.path))",  # perhaps once for many samples
         "pd.read_csv(self.paths[i])",
         "h5py.File(self.paths[i])",
         "self.rows[i] @ self.rows[i]",  # perhaps one thread computes already

@@ -189,11 +189,15 @@ class Site:
         return None
 
     def is_fixed(self, call: ast.Call) -> bool:
-        """Whether the arguments of a call are the same for all samples: constants, globals, attributes of `self`."""
+        """Whether the arguments of a call are the same for all samples: constants, globals, attributes of `self`.
+
+        A generator, such as `__iter__`, may make the call once for many samples: then this is False.
+        """
         own = {self.instance} if self.owner is not None else set()
         inner = [node for part in (*call.args, *call.keywords) for node in ast.walk(part)]
         computed = any(isinstance(node, (ast.Call, ast.Subscript)) for node in inner)
-        return own.issuperset(self.local(call)) and not computed
+        once = inspect.isgeneratorfunction(self.function)
+        return own.issuperset(self.local(call)) and not computed and not once
 
     def in_loop_or_lambda(self, node: ast.AST) -> bool:
         """Whether a node is inside a comprehension or a lambda, so that no statement can precede it."""
