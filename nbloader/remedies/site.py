@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from nbloader._util.attributes import attributes_of
 from nbloader.events.stack_samples import CodeLine
 from nbloader.metrics.hot_lines import HotLine
-from nbloader.workers.reachable import edges
+from nbloader.workers.reachable import reachable
 
 UNKNOWN: Any = object()
 """What a name refers to if that is only known while the function runs."""
@@ -252,7 +252,7 @@ def locate(line: HotLine, roots: Sequence[Any], facts: Facts = NO_FACTS) -> Site
         found = _in_library(line)
         return None if found is None else site_of(found, line, facts)
     objects: list[Any] = []
-    for obj, _referents in edges(*roots):
+    for obj in reachable(*roots):
         if isinstance(obj, FunctionType) and _contains(obj, line):
             owner = next((one for one in objects if _has_method(type(one), obj)), None)
             return site_of(obj, line, facts, owner)
