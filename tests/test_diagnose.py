@@ -204,6 +204,40 @@ def test_the_slowest_line_is_named_where_workers_limit_the_loop(cause: str, base
     assert len(named.sentence) == len(plain.sentence) + len(words)
 
 
+KNOWN = SlowLine(0.62, "x = np.load(path)['x']", "cell 4 line 12", "Read the file once per worker")
+ADVICE = "Read the file once per worker (cell 4 line 12): loader.remedies() shows how"
+TAKEN = {"fetch_cpu": 0.4, "cores": 2, "usage": usage(core_wait=0.5, worker_cores=0.4)}
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    ("cause", "changes", "share", "words"),
+    [
+        ("workers_compute_full", {"fetch_cpu": 0.97, "cores": 2}, 0.62, f"{ADVICE}. Workers are the bottleneck"),
+        ("workers_compute_full", {"fetch_cpu": 0.97, "cores": 2}, 0.25, f"{ADVICE}. Workers are the bottleneck"),
+        ("workers_compute_full",
+         {"fetch_cpu": 0.5, "workers": 8, "elsewhere": (MachineLoad(4, 2), MachineLoad(4, 2)), "usage": usage()},
+         0.62, f"{ADVICE}, or use further machines. Workers"),
+        ("workers_compute", {"fetch_cpu": 0.97}, 0.62,
+         f"{ADVICE}. Or use more workers, up to the 8 cores. Workers are the bottleneck"),
+        ("workers_compute", {"fetch_cpu": 0.97}, 0.49,
+         f"Use more workers, up to the 8 cores. Or {ADVICE[0].lower()}{ADVICE[1:]}. Workers are the bottleneck"),
+        ("cores_taken", TAKEN, 0.62, f"{ADVICE}. Or free the cores that other programs use. Workers are"),
+        ("cores_taken", TAKEN, 0.49,
+         f"Free the cores that other programs use. Or {ADVICE[0].lower()}{ADVICE[1:]}. Workers are the bottleneck"),
+    ],
+)  # fmt: skip
+def test_the_verdict_begins_with_what_is_known_for_the_slowest_line(cause, changes, share, words):
+    found = verdict(evidence(BUSY, changes | {"line": KNOWN._replace(share=share)}))
+    assert found.cause == cause
+    assert found.sentence.startswith(words)
+    assert found.sentence.count("loader.remedies()") == 1
+    assert "x = np.load(path)['x']" in found.evidence
+    assert "loader.remedies()" not in found.evidence, "the other span's evidence does not say what to do"
+    assert "cheaper" not in found.sentence
+    assert len(found.sentence) < 520, "as below"
+
+
 @pytest.mark.unit
 @pytest.mark.parametrize(("cause", "base", "changes", "words"), [c[1:] for c in ALONE], ids=[c[0] for c in ALONE])
 def test_each_cause_alone(cause: str, base: dict[str, Any], changes: dict[str, Any], words: str):
@@ -307,6 +341,19 @@ def test_any_evidence_has_a_verdict(e: Evidence):
     assert found.also != found.cause
     assert "nan" not in found.sentence
     assert "inf" not in found.sentence
+
+
+@pytest.mark.unit
+@settings(max_examples=200)
+@given(any_evidence, shares, st.text(max_size=99), st.sampled_from(["", KNOWN.remedy]))
+def test_a_verdict_names_a_remedy_only_of_a_line_that_is_recognized(e: Evidence, share: float, place: str, known: str):
+    plain = verdict(e)
+    found = verdict(dataclasses.replace(e, line=SlowLine(share, "x" * 99, place, known)))
+    computes = found.cause in ("workers_compute", "workers_compute_full", "cores_taken")
+    assert (found.cause, found.also, found.more_workers) == (plain.cause, plain.also, plain.more_workers)
+    assert found.sentence.lower().count("read the file once per worker") == bool(known and computes)
+    assert found.sentence.count("loader.remedies()") == bool(known and computes)
+    assert len(found.sentence) < 1000, "the text form and the report cut there"
 
 
 @pytest.mark.unit

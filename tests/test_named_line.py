@@ -8,9 +8,13 @@ import pathlib
 import re
 
 import light
+import numpy as np
 import pytest
 
 from nbloader import DataLoader
+from nbloader.dashboard.panels.base import Frame
+from nbloader.dashboard.panels.summary import Summary
+from nbloader.remedies.advice import short_advice
 
 SOURCE = "time.sleep(0.1)  # hot: waiting"
 PLACE = "light.py:" + str(
@@ -40,6 +44,50 @@ def test_print_progress_and_the_report_name_the_line(loader, tmp_path):
     page = tmp_path / "report.html"
     loader.report().save(page)
     assert NAMED.search(one_line(page.read_text("utf-8")))
+
+
+class Archives:
+    """Reads a compressed archive for each sample."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __len__(self):
+        return 240
+
+    def __getitem__(self, index):
+        return np.load(f"{self.folder}/{index % 8}.npz")["x"][:8]  # hot: archive
+
+
+def test_the_remedy_of_a_line_is_the_first_thing_that_is_said_and_is_said_everywhere(tmp_path, monkeypatch):
+    values = np.random.default_rng(0).integers(0, 99, 300_000)
+    for number in range(8):
+        np.savez_compressed(tmp_path / f"{number}.npz", x=values)
+    looked = []
+    monkeypatch.setattr(
+        "nbloader.remedies.advice.short_advice",
+        lambda line, roots: looked.append(line.line) or short_advice(line, roots),
+    )
+    out = io.StringIO()
+    with DataLoader(Archives(str(tmp_path)), 4, num_workers=2) as loader:
+        for _batch in loader.progress(file=out):
+            loader.stats()
+        s = loader.stats()
+        page = tmp_path / "report.html"
+        loader.report().save(page)
+        listed = loader.remedies(samples=0)
+    assert s.epoch_verdict.cause in ("workers_compute", "workers_compute_full", "cores_taken"), s.verdict
+    number = Archives.__getitem__.__code__.co_firstlineno + 1
+    told = re.compile(
+        rf"Store arrays with numpy\.save, not as \.npz \(\S*test_named_line\.py:{number}\): "
+        r"loader\.remedies\(\) shows how\."
+    )
+    assert told.match(s.epoch_verdict.sentence), s.epoch_verdict.sentence
+    frame = Summary().payload(Frame(s))["verdict"]
+    for text in (out.getvalue(), str(s), s._repr_html_(), page.read_text("utf-8"), s.verdict, frame):
+        assert len(told.findall(one_line(text))) == 1, text
+    assert "npz-archive" in [one.name for one in listed], "that call says the same"
+    assert looked == [number], "once per line"
 
 
 @pytest.mark.filterwarnings("ignore:.*(num_workers|persistent_workers|logging interval|checkpoint|tensorboard|GPU).*")

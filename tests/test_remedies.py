@@ -26,8 +26,9 @@ from PIL import Image
 
 import nbloader
 from nbloader.events.stack_samples import CodeLine, StackCount
-from nbloader.loader.remedy_search import Samples, search
+from nbloader.loader.remedy_search import Samples, Scout, search
 from nbloader.metrics.hot_lines import HotLine, HotLines, find_hot_lines
+from nbloader.remedies.advice import short_advice
 from nbloader.remedies.difference import difference
 from nbloader.remedies.kinds import REMEDIES
 from nbloader.remedies.pictures import pictures_of, size_of
@@ -455,6 +456,36 @@ def test_the_loop_can_convert_to_floating_point(files, case):
     assert any(equal)
 
 
+class Normalized:
+    """Pictures, or small vectors, that are normalized on another line than the one that is sampled."""
+
+    def __init__(self, side):
+        self.pixels = np.random.default_rng(0).integers(0, 256, (30, side, side, 3), dtype=np.uint8)
+
+    def __len__(self):
+        return len(self.pixels)
+
+    def __getitem__(self, index):
+        pixels = self.pixels[index].astype(np.float32) / 255.0
+        return torch.from_numpy(pixels.transpose(2, 0, 1)), index
+
+
+@pytest.mark.parametrize(("side", "found"), [(256, ["float-in-workers"]), (8, [])])
+def test_large_floats_are_looked_for_on_other_lines_than_the_slow_one(side, found):
+    line = line_of(Normalized.__getitem__, 2)
+    tried = Samples(Normalized(side), None, (), iterable=False)
+    indices, facts = Scout(tried, None, 10)[0]
+    assert facts.floats == 12 * side**2
+    tried = tried._replace(indices=indices, facts=facts._replace(samples=0))  # no cache
+    listed = search(
+        HotLines(lines=(line,), samples=100), tried, lambda trial: [trial[n] for n in range(len(trial))],
+        lambda *_args, **_options: None,
+    )  # fmt: skip
+    assert [one.name for one in listed] == found
+    assert all(one.keeps_values and one.gain > 1.1 for one in listed), "it was tried"
+    assert short_advice(line, [tried.dataset]) == "", "a verdict says only what is certain"
+
+
 class Tokenizer:
     """Stands for a tokenizer of transformers."""
 
@@ -710,6 +741,61 @@ class Photographs:
     def __getitem__(self, index):
         picture = Image.open(str(index)).convert("RGB").resize((100, 75))
         return torch.as_tensor(np.array(picture))
+
+
+SHORT = {
+    "Read the file once per worker": ["np.load(self.path)['x']", "pd.read_csv(self.path)", "torch.load('a.pt')"],
+    "Store arrays with numpy.save, not as .npz": ["np.load(self.paths[i])['x']", "np.load(f'{self.path}/{i}')['x']"],
+    "Parse JSON with orjson": ["json.loads(self.rows[i])"],
+    "List the files once, in __init__": ["os.listdir(self.path)"],
+    "Convert the data frame to arrays once": ["self.frame.iloc[i]"],
+    "Remove the print call": ["print(i)"],
+    "Replace copy.deepcopy by a copy of what later code changes": ["copy.deepcopy(self.rows)"],
+    "Decode JPEGs at the size that is used": ["Image.open(self.paths[i]).convert('RGB').resize((64, 64))"],
+    "Convert to float in the loop, not in the workers": ["np.asarray(self.rows[i], np.float32) / 255"],
+    "Convert all numbers in one call": ["[x.item() for x in self.rows[i]]"],
+    "": [
+        "np.load(self.paths[i])",  # perhaps each sample has a file of its own
+        "np.load(self.pick())",
+        "(yield pd.read_csv(self.path))",  # perhaps once for many samples
+        "pd.read_csv(self.paths[i])",
+        "h5py.File(self.paths[i])",
+        "self.rows[i] @ self.rows[i]",  # perhaps one thread computes already
+        "re.sub('a', 'b', self.rows[i])",  # perhaps the time is that of the search itself
+        "np.asarray(self.rows[i], np.float32)",  # perhaps of a list
+        "sum(range(i))",
+    ],
+}  # fmt: skip
+"""What a verdict says about an expression that `__getitem__` returns."""
+
+
+@pytest.mark.parametrize(("short", "code"), [(short, code) for short, codes in SHORT.items() for code in codes])
+def test_a_verdict_has_a_few_words_about_a_line_where_the_code_alone_tells_what_helps(short, code, tmp_path):
+    names = {}
+    code = code if code.startswith("print") else f"return {code}"
+    path = tmp_path / "data.py"
+    path.write_text(
+        "import copy, json, os, re\nimport numpy as np\nimport pandas as pd\nimport torch\nfrom PIL import Image\n"
+        "class Rows:\n    def pick(self):\n        return 'a'\n"
+        f"    def __getitem__(self, i):\n        # one sample\n        {code}\n"
+    )
+    exec(compile(path.read_text(), str(path), "exec"), names)
+    line = line_of(names["Rows"].__getitem__, 2)
+    assert short_advice(line, [torch.utils.data.Subset(names["Rows"](), [1]), None]) == short
+    assert short_advice(line, []) == "", "the function is not reachable"
+
+
+def test_a_remedy_that_raises_leaves_the_verdict_as_it_is(monkeypatch, archive):
+    class Broken:
+        name = "broken"
+
+        def propose(self, site):
+            raise RecursionError(site.source)
+
+    line = line_of(Archive.__getitem__, 1)
+    assert short_advice(line, [archive]) == "Read the file once per worker"
+    monkeypatch.setattr("nbloader.remedies.advice.REMEDIES", (Broken(),))
+    assert short_advice(line, [archive]) == ""
 
 
 def test_code_that_two_lines_lead_to_is_shown_once():

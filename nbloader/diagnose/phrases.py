@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from nbloader._util.format import clean, consumable, duration, number, percent, plural
+from nbloader.diagnose.parts import MAJORITY
 from nbloader.diagnose.work import cores_used, split_work
 from nbloader.metrics.evidence import Place
 
@@ -84,3 +85,22 @@ def slowest_line(e: Evidence) -> str:
         return ""
     time = "the time of fetching" if e.place is Place.CONSUMER else "the workers' time"
     return f" {percent(e.line.share)} of {time} is `{clean(e.line.source, _SOURCE)}`, {clean(e.line.place, _SOURCE)}."
+
+
+def line_remedy(e: Evidence) -> str:
+    """What makes the slowest line cheaper, where it is, and how to try it; "" if nothing is known for it."""
+    if e.line is None or not e.line.remedy:
+        return ""
+    return f"{e.line.remedy} ({clean(e.line.place, _SOURCE)}): loader.remedies() shows how"
+
+
+def with_line_remedy(e: Evidence, other: str) -> str:
+    """Two remedies as sentences: that of the slowest line, if one is known, and another one, without its period.
+
+    The one of the line is first if the line takes most of the workers' time: then it gains more.
+    """
+    own = line_remedy(e)
+    if e.line is None or not own:
+        return f"{other}."
+    first, second = (own, other) if e.line.share >= MAJORITY else (other, own)
+    return f"{first}. Or {second[0].lower()}{second[1:]}."

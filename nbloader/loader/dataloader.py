@@ -165,6 +165,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         transfer = self._make_transfer()
         engine_config = self._engine_config()
         engine = self._make_engine(bus, engine_config, Gate())
+        loader_ref = weakref.ref(self)  # the monitor does not keep the loader alive
+
+        def roots() -> tuple[Any, ...]:
+            loader = loader_ref()
+            return () if loader is None else (loader.dataset, loader.collate_fn)
+
         return _Parts(
             bus=bus,
             transfer=transfer,
@@ -174,7 +180,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             finalizer=self._close_with(engine),
             control=Control(engine, self.num_workers),
             checkpoint=Checkpoint(config),
-            monitor=Monitor(bus, engine, transfer),
+            monitor=Monitor(bus, engine, transfer, roots),
             history=EpochHistory(),
         )
 

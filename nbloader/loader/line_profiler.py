@@ -15,13 +15,14 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 from nbloader._util.code_places import is_library, place_of, source_line
 from nbloader.engine.local_engine import AnyEngine
 from nbloader.events.stack_samples import StackCount
 from nbloader.metrics.evidence import SlowLine
-from nbloader.metrics.hot_lines import HotLines, LineProfile, find_hot_lines
+from nbloader.metrics.hot_lines import HotLine, HotLines, LineProfile, find_hot_lines
 
 log = logging.getLogger(__name__)
 
@@ -47,9 +48,10 @@ class LineProfiler:
 
     Args:
         engine: The loader's engine.
+        roots: Returns the dataset and the collate function, from which the functions of lines are reachable.
     """
 
-    def __init__(self, engine: AnyEngine) -> None:
+    def __init__(self, engine: AnyEngine, roots: Callable[[], Sequence[Any]]) -> None:
         self.on: bool | None = None
         """Whether samples are taken while an epoch runs; None while its loop waits."""
         self._outdated = False  # whether the samples are of an epoch before the newest one
@@ -59,6 +61,8 @@ class LineProfiler:
         self._open: set[int] = set()
         self._lock = threading.Lock()
         self._slowest: SlowLine | None = None
+        self._roots = roots
+        self._remedies: dict[tuple[str, int, str], str] = {}  # of lines that were the slowest: file, number and text
         self._slowest_due = 0.0  # when to look for it again; monotonic seconds
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
@@ -128,8 +132,19 @@ class LineProfiler:
             hot = self.result()
             first = next((line for line in hot if line.line and line.source), None)
             known = first is not None and hot.samples >= ENOUGH and first.share >= NOTABLE
-            self._slowest = SlowLine(first.share, first.source, first.place) if first and known else None
+            self._slowest = None
+            if first is not None and known:
+                self._slowest = SlowLine(first.share, first.source, first.place, self._remedy(first))
         return self._slowest
+
+    def _remedy(self, line: HotLine) -> str:
+        """Return what is known to make a line cheaper. It is looked for once, which takes a few milliseconds."""
+        key = (line.file, line.line, line.source)
+        if key not in self._remedies:
+            from nbloader.remedies.advice import short_advice
+
+            self._remedies[key] = short_advice(line, self._roots())
+        return self._remedies[key]
 
     def _start_or_stop(self) -> None:
         if not self._open or self.on is False:

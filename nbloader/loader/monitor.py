@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nbloader.cache import process_cache
@@ -88,16 +88,23 @@ class Monitor:
         events: The loader's event bus.
         engine: The loader's engine.
         transfer: Moves batches to their devices; None if they are not moved.
+        roots: Returns the dataset and the collate function.
     """
 
-    def __init__(self, events: EventBus, engine: AnyEngine, transfer: DeviceTransfer | None) -> None:
+    def __init__(
+        self,
+        events: EventBus,
+        engine: AnyEngine,
+        transfer: DeviceTransfer | None,
+        roots: Callable[[], Sequence[Any]],
+    ) -> None:
         self._events = events
         self._engine = engine
         self._transfer = transfer
         self._aggregator = Aggregator(judge, on_lifecycle=self._on_lifecycle)
         self._probe = ProcessProbe()
         self._usage = UsageProbe()
-        self.lines = LineProfiler(engine)
+        self.lines = LineProfiler(engine, roots)
         """Samples the lines that workers execute."""
         self._changed_at = 0
         """Time of the last change that makes earlier batches useless for predictions, perf_counter ns."""

@@ -127,11 +127,12 @@ class Scout:
             sample = Produce(self.samples._replace(collate_fn=None))(indices[:1])[0]
         except Exception:  # noqa: BLE001 - the sample is broken, which its epoch has said
             return indices, Facts(samples=samples)
-        parts = [part for part in _parts(sample) if array_of(part) is not None]
+        parts = _parts(sample)
         pictures = [size for part in parts if (size := size_of(part)) is not None]
         picture = max(pictures, key=lambda size: size[0] * size[1], default=None)
-        nbytes = sum(array.nbytes for part in parts if (array := array_of(part)) is not None)
-        return indices, Facts(picture, samples, nbytes)
+        arrays = [array for part in parts if (array := array_of(part)) is not None]
+        floats = sum(array.nbytes for array in arrays if array.dtype.kind == "f")
+        return indices, Facts(picture, samples, sum(array.nbytes for array in arrays), floats)
 
 
 class _Found(NamedTuple):

@@ -84,6 +84,8 @@ class SlowLine(NamedTuple):
     """The text of the line."""
     place: str
     """Where it is, such as "cell 4 line 12"."""
+    remedy: str = ""
+    """What is known to make it cheaper, such as "Read the file once per worker"; "" if nothing is."""
 
 
 KnownFacts: TypeAlias = Callable[[Sequence[Any]], Mapping[Any, SampleFacts]]

@@ -10,7 +10,9 @@ from nbloader.remedies.remedy import Proposal
 from nbloader.remedies.site import Edit, Site
 
 
-def keep_results(site: Site, calls: Sequence[ast.Call], *, why: str, instead: str, kept: int = 8) -> list[Proposal]:
+def keep_results(
+    site: Site, calls: Sequence[ast.Call], *, why: str, instead: str, short: str = "", kept: int = 8
+) -> list[Proposal]:
     """Propose to call a function once for each combination of its arguments, and to keep what it returns.
 
     Args:
@@ -18,17 +20,20 @@ def keep_results(site: Site, calls: Sequence[ast.Call], *, why: str, instead: st
         calls: The calls, of one function.
         why: See `Proposal`.
         instead: See `Proposal`.
+        short: See `Proposal`.
         kept: Number of results that each worker keeps.
     """
     if not calls:
         return []
-    if all(id(call) in (members := _members(site)) for call in calls):
-        return _keep_members(site, [members[id(call)] for call in calls], why, instead, kept)
+    if all(id(call) in (members := members_of(site)) for call in calls):
+        proposals = _keep_members(site, [members[id(call)] for call in calls], why, instead, kept)
+        return [proposal._replace(short=short) for proposal in proposals]
     name, helper = _keeper(site, calls[0], kept, "*args, **kwargs", "{}(*args, **kwargs)")
-    return [Proposal(why, instead, site.rewritten(*(Edit(call.func, name) for call in calls)), helper)]
+    code = site.rewritten(*(Edit(call.func, name) for call in calls))
+    return [Proposal(why, instead, code, helper, short=short)]
 
 
-def _members(site: Site) -> dict[int, ast.Subscript]:
+def members_of(site: Site) -> dict[int, ast.Subscript]:
     """Return what takes one member of what an expression returns, as `load(path)["x"]` does, by the expression."""
     return {
         id(node.value): node

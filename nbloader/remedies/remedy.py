@@ -29,6 +29,8 @@ class Proposal(NamedTuple):
     saves: Gain = "time"
     untried: str = ""
     """Why it cannot be tried, as part of a sentence; "" if it can."""
+    short: str = ""
+    """What to do in a few words, for a verdict: a clause; "" if the code alone does not tell whether it helps."""
 
 
 class Remedy(Protocol):

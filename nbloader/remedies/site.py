@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from nbloader._util.attributes import attributes_of
 from nbloader.events.stack_samples import CodeLine
 from nbloader.metrics.hot_lines import HotLine
-from nbloader.workers.reachable import edges
+from nbloader.workers.reachable import reachable
 
 UNKNOWN: Any = object()
 """What a name refers to if that is only known while the function runs."""
@@ -42,6 +42,8 @@ class Facts(NamedTuple):
     """Number of samples; 0 if it is not known."""
     nbytes: int = 0
     """Size of a sample's arrays, bytes."""
+    floats: int = 0
+    """The part of `nbytes` that is floating point."""
 
 
 NO_FACTS = Facts()
@@ -186,6 +188,17 @@ class Site:
             return value[0], value[1]
         return None
 
+    def is_fixed(self, call: ast.Call) -> bool:
+        """Whether the arguments of a call are the same for all samples: constants, globals, attributes of `self`.
+
+        A generator, such as `__iter__`, may make the call once for many samples: then this is False.
+        """
+        own = {self.instance} if self.owner is not None else set()
+        inner = [node for part in (*call.args, *call.keywords) for node in ast.walk(part)]
+        computed = any(isinstance(node, (ast.Call, ast.Subscript)) for node in inner)
+        once = inspect.isgeneratorfunction(self.function)
+        return own.issuperset(self.local(call)) and not computed and not once
+
     def in_loop_or_lambda(self, node: ast.AST) -> bool:
         """Whether a node is inside a comprehension or a lambda, so that no statement can precede it."""
         kinds = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Lambda)
@@ -239,7 +252,7 @@ def locate(line: HotLine, roots: Sequence[Any], facts: Facts = NO_FACTS) -> Site
         found = _in_library(line)
         return None if found is None else site_of(found, line, facts)
     objects: list[Any] = []
-    for obj, _referents in edges(*roots):
+    for obj in reachable(*roots):
         if isinstance(obj, FunctionType) and _contains(obj, line):
             owner = next((one for one in objects if _has_method(type(one), obj)), None)
             return site_of(obj, line, facts, owner)

@@ -77,9 +77,14 @@ def seedables(*roots: Any) -> list[list[Seedable]]:
     return found
 
 
+def reachable(*roots: Any) -> Iterator[Any]:
+    """Visit objects as `seedables` does."""
+    return _visit(roots, _used)
+
+
 def edges(*roots: Any) -> Iterator[tuple[Any, list[Any]]]:
-    """Visit objects as `seedables` does, each with the objects that it refers to."""
-    for obj in _visit(roots, _used):
+    """Visit the same objects, each with the objects that it refers to."""
+    for obj in reachable(*roots):
         yield obj, list(_used(obj))
 
 

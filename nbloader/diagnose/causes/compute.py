@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from nbloader._util.format import number, plural
 from nbloader.diagnose.causes.base import Cause, Remedy, always
 from nbloader.diagnose.parts import Part
-from nbloader.diagnose.phrases import cpu_share, usable_cores, workers_limit
+from nbloader.diagnose.phrases import cpu_share, line_remedy, usable_cores, with_line_remedy, workers_limit
 from nbloader.diagnose.work import (
     SATURATED,
     all_used,
@@ -42,9 +42,14 @@ def _cores_needed(e: Evidence) -> str:
     return f"{number(min(e.cores, cores_needed(e)))} of {plural(e.cores, 'core')}"
 
 
+def _remedy(e: Evidence) -> Remedy:
+    cheaper = "" if line_remedy(e) else ", or make transforms cheaper"
+    return Remedy(with_line_remedy(e, f"Use more workers, up to {usable_cores(e)}{cheaper}"), more_workers=True)
+
+
 def _remedy_full(e: Evidence) -> Remedy:
     where = ", or use further machines" if e.elsewhere else ""
-    return Remedy(f"Make transforms cheaper{where}.", more_workers=None if e.elsewhere else False)
+    return Remedy(f"{line_remedy(e) or 'Make transforms cheaper'}{where}.", more_workers=None if e.elsewhere else False)
 
 
 COMPUTE = Cause(
@@ -52,9 +57,7 @@ COMPUTE = Cause(
     takes={Part.COMPUTING: always},
     sentence=lambda e: f"{workers_limit(e)} Fetching is {cpu_share(e)} CPU time.",
     short=lambda e: f"fetching computes for {cpu_share(e)} of its time",
-    remedy=lambda e: Remedy(
-        f"Use more workers, up to {usable_cores(e)}, or make transforms cheaper.", more_workers=True
-    ),
+    remedy=_remedy,
     names_line=True,
 )
 COMPUTE_FULL = Cause(

@@ -6,6 +6,7 @@ from nbloader.remedies.remedy import Proposal
 from nbloader.remedies.site import Edit, Site
 
 WHY = "torch.tensor copies an array, and converts a list number by number."
+SHORT = "Replace torch.tensor by torch.as_tensor of a NumPy array"
 
 
 class ArrayToTensor:
@@ -30,7 +31,8 @@ class ArrayToTensor:
                 value, *rest = [site.text(part) for part in (*call.args, *call.keywords)]
                 tensor = site.text(call.func).removesuffix("tensor") + "as_tensor"
                 edits.append(Edit(call, f"{tensor}({', '.join([first.format(value), *rest])})"))
-            proposals.append(Proposal(WHY, instead, site.rewritten(*edits), np.helper if "asarray" in first else ""))
+            helper = np.helper if "asarray" in first else ""
+            proposals.append(Proposal(WHY, instead, site.rewritten(*edits), helper, short=SHORT))
         return proposals
 
 

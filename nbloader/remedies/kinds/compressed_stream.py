@@ -69,7 +69,9 @@ class CompressedStream:
         tools = site.module("functools", "functools")
         imports = "\n".join(part for part in (io, tools.helper, site.module(packer, packer).helper) if part)
         helper = HELPER.format(imports=imports, tools=tools.name, opened=opened).lstrip()
-        return Proposal(WHY, INSTEAD, site.rewritten(*edits), helper)
+        reads = site.calls(opened) or site.methods("read", "seek", "extractfile")
+        short = "Unpack compressed files once, on the disk" if reads else ""
+        return Proposal(WHY, INSTEAD, site.rewritten(*edits), helper, short=short)
 
     @staticmethod
     def _concerns(site: Site, call: ast.Call) -> bool:

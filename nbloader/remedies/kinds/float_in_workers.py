@@ -11,6 +11,8 @@ from nbloader.remedies.site import UNKNOWN, Edit, Site
 OPERATORS = {ast.Div: "/", ast.Sub: "-", ast.Add: "+", ast.Mult: "*"}
 METHODS = {"div": "/", "div_": "/", "sub": "-", "sub_": "-", "mul": "*", "mul_": "*"}
 FLOATS = ("numpy.float32", "torch.float32", "torch.float")
+LARGE = 10_000
+"""Size of a sample's floats from which their conversion is looked for on other lines than the slow one, too, bytes."""
 ARRAYS = ("numpy.array", "numpy.asarray", "numpy.ascontiguousarray")
 
 
@@ -38,9 +40,8 @@ class FloatInWorkers:
     def propose(self, site: Site) -> list[Proposal]:
         """See `Remedy`. What the loop computes is tried once as it is, and once for channels that come first."""
         steps = self._steps(site)
-        if not steps or not any(
-            step.node.lineno <= site.number <= (step.node.end_lineno or step.node.lineno) for step in steps
-        ):
+        here = any(step.node.lineno <= site.number <= (step.node.end_lineno or step.node.lineno) for step in steps)
+        if not steps or not (here or site.facts.floats >= LARGE):
             return []
         dtype = next((step.dtype for step in steps if step.dtype), "")
         calculations = [one for step in steps for one in step.calculations]
@@ -50,6 +51,8 @@ class FloatInWorkers:
         torch = site.module("torch", "torch")
         why = "Each sample is converted to floating point in its worker, and sent with four times the bytes."
         instead = "Send the bytes, and convert the batch in the loop: on a GPU that takes next to no time."
+        scales = any(operator == "/" for operator, _operand in calculations)
+        short = "Convert to float in the loop, not in the workers" if dtype and scales else ""
         proposals = {}
         for method in [dtype] if dtype else ["double", "float"]:
             for shape in ("", ".view(-1, 1, 1)"):
@@ -59,7 +62,8 @@ class FloatInWorkers:
                     value = f"{torch.name}.as_tensor({operand}){shape}" if vector else operand
                     left = f"({loop})" if operator in "*/" and " " in loop else loop
                     loop = f"{left} {operator} {value}"
-                proposals[loop] = Proposal(why, instead, site.rewritten(*edits), torch.helper, loop=loop)
+                code = site.rewritten(*edits)
+                proposals[loop] = Proposal(why, instead, code, torch.helper, loop=loop, short=short)
         return list(proposals.values())
 
     @staticmethod

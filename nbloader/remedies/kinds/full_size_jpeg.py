@@ -32,11 +32,12 @@ class FullSizeJpeg:
             "Let the JPEG decoder produce a smaller picture: it then computes only that. Pixels differ slightly, as "
             "with another resampling filter. It has no effect on other formats."
         )
+        short = "Decode JPEGs at the size that is used" if site.methods(*DECODING) else ""
         proposals = []
         for times in (CLOSER, 1):
             size = (needed[0] * times, needed[1] * times)
             edits = [edit for call in opened for edit in _drafted(site, call, size)]
-            proposals.append(Proposal(why, instead, site.rewritten(*edits)))
+            proposals.append(Proposal(why, instead, site.rewritten(*edits), short=short))
         return proposals
 
 

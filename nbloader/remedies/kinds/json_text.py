@@ -25,7 +25,8 @@ class JsonText:
             "reading those takes no parsing."
         )
         missing = "" if importlib.util.find_spec("orjson") is not None else "orjson"
-        return [Proposal(why, instead, site.rewritten(*edits), site.module("orjson", "orjson").helper, missing)]
+        helper = site.module("orjson", "orjson").helper
+        return [Proposal(why, instead, site.rewritten(*edits), helper, missing, short="Parse JSON with orjson")]
 
 
 REMEDY = JsonText()

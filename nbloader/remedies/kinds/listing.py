@@ -14,6 +14,7 @@ METHODS = ("iterdir", "glob", "rglob")
 """Methods of `pathlib.Path`."""
 WHY = "The folder is listed anew for each sample, and its files are the same each time."
 INSTEAD = "List it once, in __init__ or as below, and keep the list."
+SHORT = "List the files once, in __init__"
 
 
 class Listing:
@@ -24,7 +25,7 @@ class Listing:
     def propose(self, site: Site) -> list[Proposal]:
         """See `Remedy`."""
         for listing in LISTINGS:
-            found = keep_results(site, site.calls(listing), why=WHY, instead=INSTEAD)
+            found = keep_results(site, site.calls(listing), why=WHY, instead=INSTEAD, short=SHORT)
             if found:
                 return found
         edits = []
@@ -43,7 +44,7 @@ class Listing:
             f"{imports}@{tools.name}.lru_cache(maxsize=8)\ndef listed(function, *args, **kwargs):\n"
             f"    return list(function(*args, **kwargs))\n"
         )
-        return [Proposal(WHY, INSTEAD, site.rewritten(*edits), helper)]
+        return [Proposal(WHY, INSTEAD, site.rewritten(*edits), helper, short=SHORT)]
 
 
 REMEDY = Listing()

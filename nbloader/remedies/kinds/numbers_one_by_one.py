@@ -32,6 +32,7 @@ class NumbersOneByOne:
                 instead="Convert all of them in one call, or keep the array.",
                 code=site.rewritten(*edits),
                 helper=np.helper,
+                short="Convert all numbers in one call",
             )
         ]
 

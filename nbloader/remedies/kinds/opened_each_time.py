@@ -50,7 +50,9 @@ class OpenedEachTime:
             edits.append(Edit(call, f"{context.name}.nullcontext({opened})" if id(call) in managed else opened))
         why = "The file is opened and closed for each sample: its index and its metadata are read each time."
         instead = "Let each worker open it once, and keep it open."
-        return [Proposal(why, instead, site.rewritten(*edits), helper)]
+        here = [call for call in site.calls(*OPENED) if site.is_fixed(call)]
+        short = "Open the file once per worker" if here else ""
+        return [Proposal(why, instead, site.rewritten(*edits), helper, short=short)]
 
     @staticmethod
     def _concerns(site: Site, call: ast.Call) -> bool:

@@ -75,7 +75,8 @@ class PandasRow:
             edits += [Edit(node, f"values_without({frame}, {columns})[{position}]") for node, columns in dropped]
             if dropped:
                 helpers[WITHOUT] = None
-        return [Proposal(why, instead, site.rewritten(*edits), "\n\n".join(helpers))]
+        short = "Convert the data frame to arrays once"
+        return [Proposal(why, instead, site.rewritten(*edits), "\n\n".join(helpers), short=short)]
 
 
 class _Row(NamedTuple):

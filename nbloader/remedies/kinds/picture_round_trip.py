@@ -34,7 +34,8 @@ class PictureRoundTrip:
         if not edits:
             return []
         why = "The picture is converted to an array and back, which copies all pixels twice."
-        return [Proposal(why, "Use the picture as it is.", site.rewritten(*edits))]
+        short = "Leave out the conversion to an array and back"
+        return [Proposal(why, "Use the picture as it is.", site.rewritten(*edits), short=short)]
 
     @staticmethod
     def _pixels(site: Site) -> list[Proposal]:
@@ -51,7 +52,7 @@ class PictureRoundTrip:
         instead = "Let NumPy read the memory of the picture."
         helper = "\n\n".join(part for part in (np.helper, PIXELS.format(np=np.name)) if part)
         code = site.rewritten(*(Edit(_listed(site, call), f"pixels_of({picture})") for call, picture in calls))
-        return [Proposal(why, instead, code, helper)]
+        return [Proposal(why, instead, code, helper, short="Let NumPy read the pixels instead of getdata()")]
 
 
 def _listed(site: Site, call: ast.Call) -> ast.Call:

@@ -20,7 +20,8 @@ class Printing:
         if not found:
             return []
         why = "Each sample prints, and what workers print is sent to the notebook."
-        return [Proposal(why, "Remove the call.", site.rewritten(*(Edit(node, "pass") for node in found)))]
+        code = site.rewritten(*(Edit(node, "pass") for node in found))
+        return [Proposal(why, "Remove the call.", code, short="Remove the print call")]
 
 
 REMEDY = Printing()

@@ -18,6 +18,7 @@ def padded(rows, value, length):
 '''
 WHY = "The sequences are padded in Python, value by value."
 INSTEAD = "Allocate the padded array once, and copy each sequence into its row."
+SHORT = "Copy each sequence into a padded array in one step"
 
 
 class PythonPadding:
@@ -35,7 +36,7 @@ class PythonPadding:
                 rows = site.text(comprehension.generators[0].iter)
                 edits.append(Edit(comprehension, f"padded({rows}, {site.text(value)}, {site.text(length)})"))
             helper = "\n\n".join(part for part in (np.helper, PADDED.format(np=np.name)) if part)
-            return [Proposal(WHY, INSTEAD, site.rewritten(*edits), helper)]
+            return [Proposal(WHY, INSTEAD, site.rewritten(*edits), helper, short=SHORT)]
         loops = [
             node for node in site.body
             if isinstance(node, ast.For) and node.lineno <= site.number <= (node.end_lineno or 0) and _copies(node)
@@ -49,7 +50,7 @@ class PythonPadding:
                 target, values = _copies(loop)  # type: ignore[misc]
                 row, copied = site.text(target), site.text(values)
                 edits.append(Edit(loop, f"{row}[: len({copied})] = {module.name}.{convert}({copied})"))
-            proposals.append(Proposal(WHY, INSTEAD, site.rewritten(*edits), module.helper))
+            proposals.append(Proposal(WHY, INSTEAD, site.rewritten(*edits), module.helper, short=SHORT))
         return proposals
 
 

@@ -31,13 +31,15 @@ class ReadEachTime:
     def propose(self, site: Site) -> list[Proposal]:
         """See `Remedy`."""
         for reader in READERS:
+            calls = site.calls(reader)
             found = keep_results(
-                site, site.calls(reader),
+                site, calls,
                 why="The file is read and decoded anew for each sample.",
                 instead=(
                     "If several samples come from one file, read it once per worker. If each sample has a file of its "
                     "own, store it without compression: numpy.save instead of savez_compressed, Parquet instead of CSV."
                 ),
+                short="Read the file once per worker" if all(map(site.is_fixed, calls)) else "",
             )  # fmt: skip
             if found:
                 return found

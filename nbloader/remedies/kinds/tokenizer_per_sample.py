@@ -9,6 +9,7 @@ from nbloader.remedies.site import UNKNOWN, Site
 
 WHY = "The tokenizer is called for each text, and each call has a fixed cost."
 INSTEAD = "Call it once for the texts of a batch: a dataset with __getitems__ produces whole batches."
+SHORT = "Call the tokenizer once per batch, in __getitems__"
 PART = '''\
 def part_of(encoded, position):
     """What the tokenizer returns for one text of several."""
@@ -57,7 +58,8 @@ class TokenizerPerSample:
             and isinstance(body[holder], (ast.Assign, ast.Return, ast.Expr))
         )  # fmt: skip
         if not simple:
-            return [Proposal(WHY, INSTEAD, untried="the function is not simple enough to be written for a batch here")]
+            untried = "the function is not simple enough to be written for a batch here"
+            return [Proposal(WHY, INSTEAD, untried=untried, short=SHORT)]
         single = isinstance(call.func, ast.Attribute) and call.func.attr == "encode"
         part = "all_encoded[position]" if single else "part_of(all_encoded, position)"
         before = [_deeper(site.text(node)) for node in body[:holder]]
@@ -66,7 +68,7 @@ class TokenizerPerSample:
             index=arguments[1].arg, before="\n        ".join(before) or "pass", text=site.text(call.args[0]),
             call=self._batched(site, call), body="\n        ".join(after),
         ).replace("        pass\n", "")  # fmt: skip
-        return [Proposal(WHY, INSTEAD, code, "" if single else PART)]
+        return [Proposal(WHY, INSTEAD, code, "" if single else PART, short=SHORT)]
 
     @staticmethod
     def _after(site: Site, body: list[ast.stmt], holder: int, call: ast.Call, part: str) -> list[str]:
