@@ -12,7 +12,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from datasets import wait_for
+from datasets import run_script, wait_for
 
 from nbloader import DataLoader
 from nbloader.explorer import fetcher as fetcher_module
@@ -170,6 +170,38 @@ def test_samples_are_read_by_worker_processes_and_failures_stay_in_their_place()
         reader.fetcher.ask(Request(0, draw=1))
         (other,) = reader.wait_for(0, draw=1)
         assert value_of(other) != value_of(one)
+
+
+def test_samples_without_tensors_are_read_without_importing_torch(tmp_path):
+    """Importing torch takes seconds, for which a notebook that has only used NumPy would wait for its first sample."""
+    done = run_script(
+        """
+        import sys
+        import threading
+
+        import numpy as np
+        from nbloader.explorer.fetcher import SampleFetcher
+        from nbloader.explorer.sources import source_of
+
+        class Pictures:
+            def __len__(self):
+                return 3
+
+            def __getitem__(self, i):
+                return np.zeros((8, 8, 3), np.uint8), i
+
+        read = threading.Event()
+        fetcher = SampleFetcher(
+            source_of(Pictures(), 1), (), num_workers=2, kind="process", seed=0,
+            on_read=lambda _samples: read.set(), on_note=lambda _line: None, on_problem=print,
+        )
+        fetcher.want("view", range(3))
+        print(read.wait(60), "torch" in sys.modules)
+        fetcher.close()
+        """,
+        tmp_path,
+    )
+    assert (done.stdout.split(), done.stderr) == (["True", "False"], "")
 
 
 def test_a_hung_sample_can_be_given_up_and_the_others_are_read_meanwhile(monkeypatch):

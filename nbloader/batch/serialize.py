@@ -16,6 +16,7 @@ buffer for each placeholder and is given the finished array.
 from __future__ import annotations
 
 import functools
+import importlib
 import math
 import pickle
 import sys
@@ -199,8 +200,7 @@ def load_object(skeleton: Any, memory: Memory, copy_out: CopyOut | None = None) 
         memory: The memory of its arrays.
         copy_out: Copies small arrays if there are larger ones; None if all arrays are views of the memory.
     """
-    import torch
-
+    torch = None  # imported for the first tensor: it takes seconds, and the explorer's samples may have none
     data, mixed, places = pickle.loads(skeleton)
     view = memoryview(memory).cast("B")
     buffers: list[Any] = []
@@ -217,9 +217,11 @@ def load_object(skeleton: Any, memory: Memory, copy_out: CopyOut | None = None) 
         if kind is None:
             buffers.append(array)
             continue
+        if torch is None:
+            torch = importlib.import_module("torch")
         tensor = torch.from_numpy(array)
         if type(own) is not bytearray:  # any other memory is shared between processes
-            tensor.untyped_storage().is_shared = in_shared_memory  # type: ignore[method-assign]
+            tensor.untyped_storage().is_shared = in_shared_memory
         buffers.append(tensor.view(getattr(torch, kind)) if kind else tensor)
     return pickle.loads(data, buffers=buffers)
 
