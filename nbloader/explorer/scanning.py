@@ -49,7 +49,7 @@ class Scanning:
         """Request the next samples.
 
         Returns:
-            Whether views should be told about the progress.
+            Whether the views should get the progress now.
         """
         with self._ended:
             scan = self._scan
