@@ -6,7 +6,7 @@
 # make pythons         the tests of the loader with another Python or torch, in an environment of its own below
 #                      .venv/pythons (PYTHON=python3.14 TORCH=2.14.1)
 # make docs            build the documentation into build/site; warnings and broken links are errors
-# make lint            ruff, mypy and the import contracts
+# make lint            ruff, mypy, the import contracts, and the style of the documentation
 # make bench           benchmark against torch, in under ten minutes (ROWS=tiny,large selects rows; ROWS=startup
 #                      those of large packages, ROWS=samples those of samples of packages, where they are installed;
 #                      PEERS="paddle spdl grain mxnet" adds other loaders); writes table.md and results.json to
@@ -127,6 +127,7 @@ lint: $(MADE)-test
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 	$(VENV)/bin/lint-imports --no-logo
+	$(PY) docs/prose.py
 
 release-check: $(MADE)-release
 	rm -rf build/release
