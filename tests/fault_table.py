@@ -264,9 +264,9 @@ def in_workers() -> Iterator[Fault]:
 
 def table() -> str:
     """The table of docs/faults.md."""
-    lines = [f"| in a worker | {' | '.join(WORKER_STAGES)} |", "|---" * (len(WORKER_STAGES) + 1) + "|"]
-    for kind, (_how, outcome) in IN_WORKER.items():
-        lines.append(f"| {kind} |" + f" {outcome} |" * len(WORKER_STAGES))
+    stages = f"{', '.join(WORKER_STAGES[:-1])} or {WORKER_STAGES[-1]}"
+    lines = [f"| in a worker, during {stages} | outcome |", "|---|---|"]
+    lines += [f"| {kind} | {outcome} |" for kind, (_how, outcome) in IN_WORKER.items()]
     lines += ["", "| stage in the notebook's process | what happens meanwhile | outcome |", "|---|---|---|"]
     lines += [f"| {fault.stage} | {fault.kind} | {fault.outcome} |" for fault in sorted(IN_NOTEBOOK, key=_order)]
     total = len(IN_NOTEBOOK) + len(list(in_workers()))
