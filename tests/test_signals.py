@@ -223,7 +223,7 @@ def test_an_interrupt_while_descriptors_are_opened_leaves_none_open(method):
     iterate()
     before = leaks.Belongings.now()
     points = iterate()
-    for point in points[:: 6 if method == "forkserver" else 2]:  # each starts an interpreter
+    for point in points[:: 20 if method == "forkserver" else 2]:  # each starts an interpreter
         iterate(point)
         left = leaks.left_behind(before, PATIENCE)
         assert not left, f"{point}:\n{left}"
@@ -250,7 +250,7 @@ def test_an_interrupt_while_workers_are_started_leaves_nothing(method):
     iterate()
     before = leaks.Belongings.now()
     points = iterate()
-    for number in range(1, points + 1, 4 if method == "fork" else 12):  # each starts an interpreter
+    for number in range(1, points + 1, 4 if method == "fork" else 40):  # each starts an interpreter
         iterate(number)
         left = leaks.left_behind(before, PATIENCE)
         assert not left, f"point {number}:\n{left}"
