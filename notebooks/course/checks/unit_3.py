@@ -190,10 +190,13 @@ def straggler(slow_sample: Any) -> str:
     if answer == Straggler.newest:
         return f"Sample {answer}. Now you would look at it: its size, its file, its disk."
     if answer == Straggler.newest // 8:
-        raise Hint(f"{answer:g} is the number of the batch. Eight samples are in it: which one was slow?")
-    if answer in (0, 1):
-        raise Hint(f"{answer:g} is a worker. It is not slow: it only had this sample to read.")
-    raise Hint(f"sample {answer:g} is not the slow one. How is stats.slowest sorted?")
+        reason = f"{answer:g} is the number of the batch. Eight samples are in it: which one was slow?"
+    elif answer in (0, 1):
+        reason = f"{answer:g} is a worker. It is not slow: it only had this sample to read."
+    else:
+        reason = f"sample {answer:g} is not the slow one."
+    # A sample may happen to have the number of the batch or of a worker, so all answers need the question.
+    raise Hint(f"{reason} How is stats.slowest sorted?")
 
 
 @unit.task("3.9 A rescue in code")
