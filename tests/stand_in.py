@@ -160,6 +160,9 @@ class StandInCopy:
         self.device.polled()
         return not self._pending()
 
+    def begun(self):
+        return True
+
     def wait_until_begun(self):
         pass
 

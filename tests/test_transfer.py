@@ -83,6 +83,9 @@ class ScriptedCopy:
     def done(self):
         return self.finished or not self.started
 
+    def begun(self):
+        return self.awaited or self.finished
+
     def wait_until_begun(self):
         self.awaited = True
 
@@ -224,6 +227,22 @@ def test_a_host_that_runs_ahead_waits_first_for_the_work_before_the_oldest_copy(
     assert [(c.awaited, c.waited) for c in device.copies] == [(True, False), (False, False)]
     lane.start_ahead(BatchKey(0, 2), boxes[2])
     assert [c.waited for c in device.copies] == [True, False, False]
+    lane.close()
+
+
+@given(st.integers(0, 3), st.lists(st.integers(0, 3), max_size=12))
+def test_a_transfer_waits_only_for_copies_that_the_device_has_begun(ahead, ready):
+    """The wait for one that it has not begun is a wait for the loop's own work."""
+    device, returned = Scripted(), []
+    lane = DeviceLane(device, ahead)
+    boxes = [Box(number, returned) for number in range(len(ready))]
+    for number, count in enumerate(ready):
+        lane.catch_up()
+        lane.deliver(BatchKey(0, number), boxes[number])
+        for later in boxes[number + 1 :][: min(ahead, count)]:
+            if not lane.start_ahead(BatchKey(0, later.number), later):
+                break
+        assert [c.number for c in device.copies if c.waited and not c.awaited] == []
     lane.close()
 
 

@@ -42,6 +42,10 @@ class Copy(Protocol):
         """Whether nobody reads the batch's memory any more. Does not block."""
         ...
 
+    def begun(self) -> bool:
+        """Whether the device has finished the consumer's work that precedes the copy. Does not block."""
+        ...
+
     def wait_until_begun(self) -> None:
         """Block until the device has finished the consumer's work that precedes the copy."""
         ...

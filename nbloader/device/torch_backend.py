@@ -218,6 +218,10 @@ class _StreamCopy:
         self._record_end()
         return bool(self._end.query())
 
+    def begun(self) -> bool:
+        """See `accelerator.Copy`."""
+        return self._stream is None or bool(self._begin.query())
+
     def wait_until_begun(self) -> None:
         """See `accelerator.Copy`."""
         if self._stream is not None:
@@ -330,6 +334,9 @@ class _CopyAhead(_StreamCopy):
     def done(self) -> bool:
         return self._job.done() and super().done()
 
+    def begun(self) -> bool:
+        return self._job.done() and super().begun()
+
     def wait_until_begun(self) -> None:
         self._job.wait()
         super().wait_until_begun()
@@ -400,6 +407,10 @@ class _HostCopy:
         self.pinned = 0
 
     def done(self) -> bool:
+        """See `accelerator.Copy`."""
+        return True
+
+    def begun(self) -> bool:
         """See `accelerator.Copy`."""
         return True
 

@@ -114,7 +114,10 @@ class DeviceLane:
         return tuple(self._started)
 
     def start_ahead(self, key: BatchKey, payload: TransferPayload) -> bool:
-        """Start the transfer of a ready batch early, unless too many are ahead. Waits if too many copies are in flight.
+        """Start the transfer of a ready batch early, unless too many are ahead.
+
+        If too many copies are in flight, it waits for the oldest one, provided that the device has begun it. Otherwise
+        it would wait for the consumer's work on the device, and that wait would count as a slow transfer.
 
         An error of the batch is raised by `deliver`, when the batch is due, in place of this batch and not before.
 
@@ -125,7 +128,7 @@ class DeviceLane:
         if started is not None and started.payload is payload:
             return True
         of_epoch = sum(other.epoch == key.epoch for other in list(self._started))
-        if key.epoch == self._full_epoch or of_epoch >= self._ahead:
+        if key.epoch == self._full_epoch or of_epoch >= self._ahead or not (self._has_room() or self._oldest_begun()):
             return False
         try:
             batch = payload.open()
@@ -165,9 +168,7 @@ class DeviceLane:
 
     def catch_up(self) -> None:
         """Wait until the device has begun the oldest copy, if too many are in flight for another one."""
-        self._release_done()
-        oldest = _oldest(self._in_flight)
-        if oldest is not None and len(self._in_flight) > self._ahead:
+        if not self._has_room() and (oldest := _oldest(self._in_flight)) is not None:
             oldest.copy.wait_until_begun()
 
     def forget(self, epoch: int, number: int | None = None) -> None:
@@ -194,12 +195,19 @@ class DeviceLane:
         self._release_done()
         return transfer
 
+    def _has_room(self) -> bool:
+        """Whether another copy may be started."""
+        self._release_done()
+        return len(self._in_flight) <= self._ahead
+
+    def _oldest_begun(self) -> bool:
+        oldest = _oldest(self._in_flight)
+        return oldest is None or oldest.copy.begun()
+
     def _make_room(self) -> None:
         """Wait until another copy may be started: the link to the device is the bottleneck."""
-        self._release_done()
-        while len(self._in_flight) > self._ahead and (oldest := _oldest(self._in_flight)) is not None:
+        while not self._has_room() and (oldest := _oldest(self._in_flight)) is not None:
             oldest.copy.wait()
-            self._release_done()
 
     def _release_done(self) -> None:
         """Release the memory of finished copies. Thread-safe.

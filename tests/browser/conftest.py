@@ -34,6 +34,7 @@ BROWSER_ARGS = (
     "--disable-sync",
     "--disable-dev-shm-usage",
 )
+SIZE: Any = {"width": 1300, "height": 1400}
 SERIAL = itertools.count()
 TIMEOUT = 90_000
 """Timeout of all waits in the browser, milliseconds."""
@@ -84,8 +85,8 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="package")
 def window(browser: Any) -> Iterator[Any]:
-    """One window for all tests, so that JupyterLab is fetched and compiled once; each test opens its own pages."""
-    context = browser.new_context(viewport={"width": 1300, "height": 1400})
+    """One window for all tests, so that JupyterLab is fetched and compiled once."""
+    context = browser.new_context(viewport=SIZE)
     context.set_default_timeout(TIMEOUT)
     yield context
     context.close()
@@ -203,6 +204,10 @@ class Server:
         self._page_config.parent.mkdir(parents=True, exist_ok=True)
         self._page_config.write_text(json.dumps({"disabledExtensions": {name: True}}))
 
+    def lacks_extension(self) -> bool:
+        """Whether the pages are served without an extension at present."""
+        return self._page_config.exists()
+
     def enable_extensions(self) -> None:
         """Undo `disable_extension`."""
         self._page_config.unlink(missing_ok=True)
@@ -270,21 +275,48 @@ def server(tmp_path_factory: pytest.TempPathFactory, browser: Any) -> Iterator[S
         server.close()
 
 
+CLOSE_ALL = """async () => {
+    if (document.querySelector('.jp-Dialog')) throw new Error('a dialog is open');
+    for (const widget of [...jupyterapp.shell.widgets('main')]) {
+        if (widget.context) widget.context.model.dirty = false;
+        widget.dispose();
+    }
+    sessionStorage.clear();
+    await jupyterapp.commands.execute('apputils:change-theme', {theme: 'JupyterLab Light'});
+}"""
+"""Closes all documents of JupyterLab, and forgets what a dashboard remembers in the page."""
+
+
 class Notebook:
-    """A notebook open in a page of its own."""
+    """A notebook open in a page.
+
+    Args:
+        server: The server.
+        page: A page: a new one, or one of JupyterLab whose documents are closed.
+        app: "lab" or "notebook".
+        path: The notebook's file.
+        loaded: Whether the page shows JupyterLab already.
+    """
 
     _PANEL = "[...jupyterapp.shell.widgets('main')].find(w => w.context?.sessionContext && w.content?.model)"
 
-    def __init__(self, server: Server, page: Any, app: str, path: Path) -> None:
+    def __init__(self, server: Server, page: Any, app: str, path: Path, loaded: bool = False) -> None:
         self.server, self.page, self.path = server, page, path
         # A separate workspace; otherwise JupyterLab would also open the documents of the previous test.
         prefix = {"lab": f"/lab/workspaces/{path.stem}/tree", "notebook": "/notebooks"}[app]
         self.url = f"{server.url}{prefix}/{path.name}"
-        self.open()
+        if loaded:
+            self.page.evaluate("(path) => { jupyterapp.commands.execute('docmanager:open', {path}); }", path.name)
+            self._wait_until_open()
+        else:
+            self.open()
 
     def open(self) -> None:
         """Load or reload the page; the kernel keeps running."""
         self.page.goto(self.url)
+        self._wait_until_open()
+
+    def _wait_until_open(self) -> None:
         self.page.wait_for_selector(".jp-Notebook .jp-CodeCell")
         self.page.wait_for_function(f"() => {self._PANEL}?.context.sessionContext.session?.kernel?.status")
 
@@ -354,8 +386,58 @@ class Notebook:
         self.page.evaluate(f"() => {self._PANEL}.context.sessionContext.shutdown()")
 
 
+class Pages:
+    """The pages of the tests. One of JupyterLab is handed on: loading it takes 5 s, opening another notebook 0.5 s.
+
+    Args:
+        server: The server.
+        window: The window of the pages.
+    """
+
+    def __init__(self, server: Server, window: Any) -> None:
+        self._server, self._window = server, window
+        self._spare: Any = None
+        self._lab: list[Any] = []  # pages of the present test with JupyterLab and all its extensions
+
+    def take(self, app: str) -> tuple[Any, bool]:
+        """Return a page, and whether it shows JupyterLab already."""
+        if app != "lab" or self._server.lacks_extension():
+            return self._window.new_page(), False
+        page, self._spare = self._spare, None
+        self._lab.append(page or self._window.new_page())
+        return self._lab[-1], page is not None
+
+    def end_test(self, *, passed: bool) -> None:
+        """Close all pages, but hand on the last one of JupyterLab if the test has passed."""
+        lab = [page for page in self._lab if not page.is_closed() and page.url.startswith(f"{self._server.url}/lab/")]
+        self._lab.clear()
+        if passed and lab and self._empty(lab[-1]):
+            self._spare = lab[-1]
+        for page in self._window.pages:
+            if page is not self._spare:
+                page.close()
+
+    @staticmethod
+    def _empty(page: Any) -> bool:
+        """Make a page look as after loading; returns whether it does."""
+        try:
+            page.evaluate(CLOSE_ALL)
+            page.locator("body[data-jp-theme-light='true']").wait_for(state="attached", timeout=5000)
+        except Exception:  # whatever the test has left
+            return False
+        page.set_viewport_size(SIZE)
+        page.emulate_media(reduced_motion="null", color_scheme="null")
+        return True
+
+
+@pytest.fixture(scope="package")
+def pages(server: Server, window: Any) -> Pages:
+    """The pages of all tests."""
+    return Pages(server, window)
+
+
 @pytest.fixture
-def open_notebook(server: Server, window: Any) -> Iterator[Callable[..., Notebook]]:
+def open_notebook(server: Server, pages: Pages, request: pytest.FixtureRequest) -> Iterator[Callable[..., Notebook]]:
     """A function that creates a notebook with the given cells and opens it."""
 
     def open_one(*cells: str, app: str = "lab", kernel: str = "current") -> Notebook:
@@ -366,7 +448,8 @@ def open_notebook(server: Server, window: Any) -> Iterator[Callable[..., Noteboo
         for attempt in range(3):
             path = server.root / f"notebook{next(SERIAL)}.ipynb"
             nbformat.write(notebook, path)
-            opened = Notebook(server, window.new_page(), app, path)
+            page, loaded = pages.take(app)
+            opened = Notebook(server, page, app, path, loaded)
             try:
                 opened.wait_until_responsive(20)
                 break
@@ -376,8 +459,8 @@ def open_notebook(server: Server, window: Any) -> Iterator[Callable[..., Noteboo
                 opened.page.close()
         return opened
 
+    failures = request.session.testsfailed
     yield open_one
-    for page in window.pages:
-        page.close()
     server.reset_theme()
+    pages.end_test(passed=request.session.testsfailed == failures)
     server.delete_kernels()
