@@ -91,7 +91,3 @@ def test_the_markdown_cells_of_a_notebook_are_read_in_their_lines():
     text = json.dumps(notebook, indent=1)
     ((line, _problem),) = found(prose.cells(text))
     assert "One; two." in text.splitlines()[line - 1]
-
-
-def test_pages_that_are_left_for_later_exist():
-    assert not [name for name in prose.LATER if not (ROOT / name).exists()]

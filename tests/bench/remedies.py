@@ -689,13 +689,13 @@ def table(rows: list[Row], others: float) -> str:
     right = sum(row.line_is_right for row in rows)
     when = datetime.now(timezone.utc).strftime("%Y-%m-%d")
     summary = (
-        f"The right line stands first in {right} of {len(rows)}; the loop is at least {GAINED} times as fast in "
-        f"{gained} of {len(rows)}; {close} of {len(both)} predictions are within {CLOSE:.0%} of what was measured."
+        f"The right line stands first in {right} of {len(rows)}. The loop is at least {GAINED} times as fast in "
+        f"{gained} of {len(rows)}. {close} of {len(both)} predictions are within {CLOSE:.0%} of what was measured."
     )
     python, version = ".".join(map(str, sys.version_info[:2])), torch.__version__.partition("+")[0]
     how = (
         f"Measured on {when}, on {psutil.cpu_count()} cores, {WORKERS} workers, Python {python}, torch "
-        f"{version}; medians of {TURNS} turns. Meanwhile other programs used {others:.2f} cores on average."
+        f"{version} (medians of {TURNS} turns). Meanwhile other programs used {others:.2f} cores on average."
     )
     lines += ["", summary, "", how]
     return "\n".join(lines) + "\n"

@@ -351,7 +351,7 @@ def try_row(row: Row, browser: Any) -> dict[str, Any]:
 HEAD = """# Where people work
 
 The dashboard and the explorer, tried in each front end by `make front-ends` on {system}, with Python {python}, torch
-{torch} and a real Chromium. A worker hangs in a busy cell; the view must show it, and its buttons must work while the
+{torch} and a real Chromium. A worker hangs in a busy cell. The view must show it, and its buttons must work while the
 cell is busy. What is not in the tables was not tried: see [A remote machine, Colab, VS Code](remote-machines.md).
 
 """
