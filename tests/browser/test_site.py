@@ -1,0 +1,63 @@
+"""The search of the documentation's site, as `make docs` has built it."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import missing
+
+SITE = Path(__file__).parent.parent.parent / "build" / "site"
+WORDS = {
+    "fix/idle-gpu": ("gpu idle", "my gpu is idle", "gpu utilization low"),
+    "fix/hangs": ("loader hangs", "dataloader stuck", "deadlock"),
+    "fix/worker-killed": ("worker killed", "killed by signal", "bus error", "out of shared memory", "shm"),
+    "fix/cant-get-attribute": ("can't get attribute", "cannot pickle"),
+    "fix/too-many-open-files": ("too many open files", "ancdata"),
+    "slow": ("slow loader", "my loader is slow", "slow loading"),
+}
+"""What people search for, by the page that they need."""
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    """Serves the site, and logs nothing."""
+
+    def log_message(self, *_args: Any) -> None:
+        """Log nothing."""
+
+
+@pytest.fixture
+def search_page() -> Iterator[str]:
+    """The address of the search page."""
+    if not (SITE / "search.html").exists():
+        missing("the site is not built: run make docs")
+    handler = functools.partial(Quiet, directory=str(SITE))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/search.html"
+        server.shutdown()
+        thread.join()
+
+
+def test_the_search_finds_the_page_for_a_problem_among_the_first_three(browser: Any, search_page: str) -> None:
+    page = browser.new_page()
+    try:
+        late = {}
+        for wanted, searches in WORDS.items():
+            for words in searches:
+                page.goto(f"{search_page}?q={words.replace(' ', '+')}")
+                page.locator("#search-results p.search-summary").get_by_text("found").wait_for()
+                links = page.locator("#search-results ul.search > li > a:first-of-type")
+                first = [link.get_attribute("href") for link in links.all()[:3]]
+                if not any(link.split(".html")[0] == wanted for link in first):
+                    late[words] = first
+        assert not late
+    finally:
+        page.close()
