@@ -1,5 +1,5 @@
-// Weights of Sphinx's search (its own are repeated, since this object replaces them), and a preference for the pages
-// that say how to fix something.
+// The weights of the site's search. Those of Sphinx are repeated here, since this object replaces them. A page that says
+// how to fix a problem gets twice the weight of a title more than others.
 var Scorer = {
   score: ([page, _title, _anchor, _description, score]) =>
     page.startsWith("fix/") || page === "slow" ? score + 30 : score,

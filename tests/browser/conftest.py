@@ -35,6 +35,7 @@ BROWSER_ARGS = (
     "--disable-dev-shm-usage",
 )
 SIZE: Any = {"width": 1300, "height": 1400}
+"""Size of a page unless a test changes it, pixels."""
 SERIAL = itertools.count()
 TIMEOUT = 90_000
 """Timeout of all waits in the browser, milliseconds."""
