@@ -15,6 +15,11 @@ import pytest
 
 from .conftest import missing
 
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.leaves_behind("the browser's driver keeps threads of its own"),
+]
+
 SITE = Path(__file__).parent.parent.parent / "build" / "site"
 WORDS = {
     "fix/idle-gpu": ("gpu idle", "my gpu is idle", "gpu utilization low"),
