@@ -235,7 +235,7 @@ def test_steps_can_end_an_epoch_and_surplus_steps_do_not_carry_over(workers):
         for _ in range(4):
             loader.step()
         assert flat(loader) == [0, 1, 2, 3]
-        wait_for(lambda: not loader._engine._dispatcher.iterations if workers else True)
+        wait_for(lambda: not loader._engine._supervisor.dispatcher.iterations if workers else True)
         got, thread = consume(loader)
         thread.join(0.2)
         assert got == []

@@ -179,7 +179,7 @@ def test_a_stuck_worker_is_killed(stop, tmp_path):
     with Holding(Waiting(tmp_path, holder=HOLDER)) as holding:
         if stop:
             psutil.Process(holding.pid).send_signal(signal.SIGSTOP)
-        wait_for(lambda: holding.loader._parts.engine._window.load.produce_ns)
+        wait_for(lambda: holding.loader._parts.engine._supervisor.window.load.produce_ns)
         holding.loader.restart_workers([HOLDER])
         assert flat(holding.epoch) == list(range(40))
         died = holding.death()

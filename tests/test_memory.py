@@ -94,7 +94,7 @@ def test_a_loader_with_little_memory_loads_few_batches_ahead_and_says_so_once(ch
     options = {"num_workers": 2, "workers": "thread", "prefetch_factor": 8, "chunk_size": chunk_size}
     with DataLoader(Counted(320), 8, **options) as loader:
         first = iter([250_000])  # two batches of 131 kB
-        loader._engine._memory = MemoryWatch(
+        loader._engine._supervisor.memory = MemoryWatch(
             lambda: next(first, max(0, 500_000 - 131_072 * (len(begun) - delivered[0])))
         )
         numbers = []

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from nbloader import DataLoader
-from nbloader.engine import engine
+from nbloader.engine import idle as idle_watch
 from nbloader.shm import segment
 from nbloader.shm.segment import SegmentReader, SegmentWriter, aligned, anonymous_file, segment_size
 from nbloader.workers.cluster.incoming import IncomingBatches
@@ -431,7 +431,7 @@ def test_idle_workers_free_memory_when_another_loader_begins_an_epoch():
 
 @pytest.mark.parametrize("chunk", [None, 8])
 def test_workers_free_memory_between_epochs_and_the_next_epoch_is_right(chunk, monkeypatch):
-    monkeypatch.setattr(engine, "MEMORY_RELEASE_DELAY", 0.1)
+    monkeypatch.setattr(idle_watch, "MEMORY_RELEASE_DELAY", 0.1)
     with DataLoader(Images(160), 16, num_workers=2, chunk_size=chunk, persistent_workers=True) as loader:
 
         def segments():

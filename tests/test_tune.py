@@ -480,7 +480,7 @@ def test_a_search_is_stopped_undone_and_ended_by_other_changes():
 def test_undo_brings_back_the_window_that_was_there(given, windows):
     """A prefetch factor that was tried replaces `prefetch`, and a window that adapts itself."""
     with DataLoader(Waiting(1_000_000, 0), 2, num_workers=1, workers="thread", **given) as loader:
-        window, before = loader._engine._window, loader.prefetch_factor
+        window, before = loader._engine._supervisor.window, loader.prefetch_factor
         batches = iter(loader)
         next(batches)
         tuning = loader.tune(600, prefetch_factor=7)

@@ -1,31 +1,74 @@
-"""Read from the dispatcher's state where each batch is, for a snapshot. Called on the loop's thread."""
+"""Reads from an engine's state where each batch is, for a snapshot. Called on the loop's thread."""
 
 from __future__ import annotations
 
 import itertools
+import time
+from collections.abc import Mapping
 from typing import Any
 
 from nbloader.batch.payload import BatchHeader
-from nbloader.events.gauges import ProducedBatch
+from nbloader.engine.receiver import Receiver
+from nbloader.engine.worker_group import WorkerGroup
+from nbloader.events.gauges import Gauges, ProducedBatch
 from nbloader.scheduler.dispatcher import Dispatcher
 from nbloader.scheduler.iteration import Delivery, IterationState
+
+_clock = time.perf_counter_ns
 
 LISTED = 64
 """Maximum number of batches to list per place; the first ones are listed."""
 
 
-def newest_iteration(dispatcher: Dispatcher) -> dict[str, Any]:
-    """Return the fields of `Gauges` that describe the batches of the newest iteration."""
+def gauges(
+    dispatcher: Dispatcher, group: WorkerGroup, receivers: Mapping[int, Receiver], *, state: str, window: int
+) -> Gauges:
+    """Return the current state of an engine and its workers. Never runs user code.
+
+    Args:
+        dispatcher: Where the batches are.
+        group: The workers.
+        receivers: The consumers of open iterations, by epoch.
+        state: Name of the loader's state.
+        window: Number of batches that may be outstanding.
+    """
+    iterations = dispatcher.iterations.values()
+    awaited = next(filter(None, [receiver.awaited for receiver in receivers.values()]), None)
+    return Gauges(
+        now=_clock(),
+        state=state,
+        window=window,
+        in_flight=sum(iteration.in_flight for iteration in iterations),
+        reordering=sum(iteration.reorder.reordering for iteration in iterations),
+        ready=sum(len(iteration.ready) for iteration in iterations),
+        waiting_since=None if awaited is None else awaited.since,
+        waiting_for=None if awaited is None else awaited.number,
+        workers=tuple(group.gauges()),
+        **_newest_iteration(dispatcher, group, receivers),
+    )
+
+
+def _newest_iteration(dispatcher: Dispatcher, group: WorkerGroup, receivers: Mapping[int, Receiver]) -> dict[str, Any]:
+    """Return the fields of `Gauges` that describe the newest iteration."""
     if not dispatcher.iterations:
         return {}
     epoch = max(dispatcher.iterations)
     state = dispatcher.iterations[epoch]
-    return {
+    fields: dict[str, Any] = {
         "epoch": epoch,
         "asked": requested(state),
         "made": arrived(state),
         "iterators": len(dispatcher.iterations),
     }
+    receiver = receivers.get(epoch)
+    if receiver is not None and receiver.last is not None:
+        fields["delivered"] = receiver.state.taken
+        if receiver.awaited is None:
+            fields["at"] = receiver.last.number
+            fields["at_since"] = _clock() - round((time.monotonic() - receiver.taken_at) * 1e9)
+    if not fields.get("delivered"):
+        fields["fetching"] = group.fetching()
+    return fields
 
 
 def requested(state: IterationState) -> tuple[int, ...]:

@@ -13,11 +13,12 @@ from typing import Any
 
 from nbloader import events as ev
 from nbloader.batch.task import Task
-from nbloader.engine.engine import CLOSED, Engine, ignore_stacks
+from nbloader.engine.engine import Engine
 from nbloader.engine.local_iteration import LocalIteration
 from nbloader.engine.receiver import why_ended
 from nbloader.engine.silent_faults import SilentFaults
 from nbloader.engine.skipped_samples import SkippedSamples
+from nbloader.engine.supervisor import CLOSED
 from nbloader.engine.wait_hooks import WaitCallbacks
 from nbloader.engine.worker_output import WorkerOutput
 from nbloader.errors import LoaderClosedError
@@ -54,8 +55,6 @@ class LocalEngine:
         self.bus = bus
         self.closed = False
         self.callbacks = WaitCallbacks()
-        self.on_stacks: Callable[[Iterable[StackCount]], object] = ignore_stacks
-        """Not called: `sample_stacks` returns all samples."""
         self.silent_faults = SilentFaults()
         """Stays empty: the faults that it looks for need several workers."""
         self.draws_by_worker = draws_by_worker
@@ -178,6 +177,9 @@ class LocalEngine:
     def worker_threads(self) -> tuple[WorkerThread, ...]:
         """Return (): the consumer's thread loads samples."""
         return ()
+
+    def watch_stacks(self, on_stacks: Callable[[Iterable[StackCount]], object]) -> None:
+        """Do nothing: `sample_stacks` returns all samples."""
 
     # ---- watching -----------------------------------------------------------------------------------------------
 

@@ -78,8 +78,11 @@ class Iteration(Protocol):
 class ReceiverEngine(Protocol):
     """What a receiver needs from its engine."""
 
-    closed: bool
     callbacks: WaitCallbacks
+
+    @property
+    def closed(self) -> bool:
+        """Whether the loader is closed."""
 
     def request(self, epoch: int, batches: list[PlannedBatch]) -> None:
         """Request batches. They are assigned to workers soon. Never waits."""

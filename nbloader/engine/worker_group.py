@@ -6,7 +6,6 @@ import dataclasses
 import signal
 import time
 from collections.abc import Callable, Iterator
-from types import GeneratorType
 from typing import Any, NamedTuple
 
 from nbloader import events as ev
@@ -14,7 +13,7 @@ from nbloader._platform.descriptors import TOO_MANY_FILES
 from nbloader.batch.task import Task
 from nbloader.engine.config import EngineConfig
 from nbloader.engine.leaving import LeavingWorkers
-from nbloader.errors import DatasetTransferError, NbloaderError, WorkerDiedError, WorkerStartError
+from nbloader.errors import NbloaderError, WorkerDiedError, WorkerStartError
 from nbloader.events.failures import LoaderFailure, descriptors_message, died_message, start_message
 from nbloader.events.gauges import FetchProgress, WorkerGauge
 from nbloader.events.remote_errors import rebuild
@@ -69,6 +68,31 @@ class WorkerSlot:
     def produced(self) -> int:
         """Number of batches produced by workers with this id."""
         return self._produced_before + (self._handle.produced if self._handle is not None else 0)
+
+    def empty_gauge(self, worker: int, kind: str, *, in_process: bool) -> WorkerGauge:
+        """Return the state to show while there is no worker.
+
+        Args:
+            worker: The worker id.
+            kind: Name of the kind of the workers.
+            in_process: Whether they are threads of this process.
+        """
+        return WorkerGauge(
+            worker=worker,
+            pid=0,
+            state="dead",
+            batch=None,
+            since=_clock(),
+            sample=None,
+            queued=0,
+            exit_reason=self.exit_reason,
+            stderr_tail="",
+            cpu_percent=None,
+            rss=None,
+            made=self.produced,
+            kind=kind,
+            in_process=in_process,
+        )
 
 
 class InheritRequest(NamedTuple):
@@ -141,30 +165,6 @@ class WorkerGroup:
 
     # ---- start --------------------------------------------------------------------------------------------------
 
-    def pack(self, kind: WorkerKind, dataset: Any, collate_fn: Any, worker_init_fn: Any, on_error: Any) -> WorkerSetup:
-        """Pack the dataset and functions for new workers. Called on the consumer's thread: user code runs.
-
-        Args:
-            kind: The kind of the workers, read by the caller. Another thread may change the group's kind meanwhile.
-            dataset: See `WorkerKind.pack`.
-            collate_fn: See `WorkerKind.pack`.
-            worker_init_fn: See `WorkerKind.pack`.
-            on_error: See `WorkerKind.pack`.
-
-        Raises:
-            DatasetTransferError: The dataset or a function cannot be sent to workers; or the dataset is a generator, of
-                which each forked worker would yield everything.
-        """
-        setup = kind.pack(dataset, collate_fn, worker_init_fn, on_error)
-        if isinstance(dataset, GeneratorType) and len(self._slots) > 1 and kind.inherits(setup):
-            raise DatasetTransferError(
-                f"dataset (generator) cannot be given to {len(self._slots)} worker processes: each of them would yield "
-                "all of its samples. Pass an object whose __iter__ yields a part of the samples, for example "
-                "itertools.islice(samples, info.id, None, info.num_workers) with info = "
-                "torch.utils.data.get_worker_info(), or use num_workers=1 or 0"
-            )
-        return setup
-
     def use_setup(self, setup: WorkerSetup) -> bool:
         """Choose the setup that new workers receive. Running workers keep the previous setup until they are restarted.
 
@@ -186,6 +186,11 @@ class WorkerGroup:
     def ends_with_epoch(self) -> bool:
         """Whether the workers end with the iteration that they were started for, as in torch."""
         return not self._config.persistent
+
+    @property
+    def num_workers(self) -> int:
+        """The number of workers that the loader should have."""
+        return len(self._slots)
 
     @property
     def has_setup(self) -> bool:
@@ -683,22 +688,7 @@ class WorkerGroup:
         """Yield the current state of each worker."""
         for worker, slot in enumerate(self._slots):
             if slot.handle is None or self.pool is None:
-                yield WorkerGauge(
-                    worker=worker,
-                    pid=0,
-                    state="dead",
-                    batch=None,
-                    since=_clock(),
-                    sample=None,
-                    queued=0,
-                    exit_reason=slot.exit_reason,
-                    stderr_tail="",
-                    cpu_percent=None,
-                    rss=None,
-                    made=slot.produced,
-                    kind=self._config.spec.kind,
-                    in_process=self.in_process,
-                )
+                yield slot.empty_gauge(worker, self._config.spec.kind, in_process=self.in_process)
             else:
                 held = self._dispatcher.held_by(slot.handle.uid)
                 yield slot.handle.gauge(held, self._dispatcher.iterations, slot.exit_reason, slot.produced)

@@ -49,8 +49,9 @@ from nbloader.device.transfer import DeviceTransfer
 from nbloader.distributed import FOLDER
 from nbloader.engine import torch_names
 from nbloader.engine.config import EngineConfig
-from nbloader.engine.engine import IDLE_TIMEOUT, Engine
+from nbloader.engine.engine import Engine
 from nbloader.engine.hooked_iterator import HookedEpochIterator
+from nbloader.engine.idle import IDLE_TIMEOUT
 from nbloader.engine.iterator import Consumer, DeviceGroups, EpochIterator, IteratorContext
 from nbloader.engine.local_engine import AnyEngine, LocalEngine
 from nbloader.errors import ReplayError

@@ -73,7 +73,7 @@ class LineProfiler:
     def follow(self, engine: AnyEngine) -> None:
         """Sample the workers of another engine, which replaces the present one."""
         self._engine = engine
-        engine.on_stacks = self._add
+        engine.watch_stacks(self._add)
 
     def switch(self, *, on: bool | None) -> None:
         """Sample all the time, discarding earlier samples, or never, or while the loop waits (None). Thread-safe."""

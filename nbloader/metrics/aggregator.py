@@ -12,7 +12,6 @@ import operator
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
 
 from nbloader import _platform
 from nbloader.events import (
@@ -60,22 +59,22 @@ from nbloader.metrics.rates import (
     waiting,
     without_progress,
 )
-from nbloader.metrics.snapshot import Point, SlowSample, Snapshot, Verdict, WorkerStats
+from nbloader.metrics.slow_samples import SlowSamples
+from nbloader.metrics.snapshot import Point, Snapshot, Verdict, WorkerStats
 from nbloader.metrics.span import EpochSample, SpanOptions, continued, measure, thin_out
 from nbloader.metrics.stage_times import (
-    SLOWEST,
     cpu_share,
     elapsed_ns,
     histogram,
     median,
     returned_at,
     share_of,
-    slowest,
     stage_stats,
     upload_stats,
 )
 from nbloader.metrics.time_series import TimeSeries
 from nbloader.metrics.usage import Usage
+from nbloader.metrics.worker_count import WorkerCount
 
 RECENT = 2000
 """Number of batch records that are kept for rates."""
@@ -89,10 +88,6 @@ HISTOGRAM_BATCHES = 500
 """Number of batches in the histogram of the time to produce a batch."""
 READY = 64
 """Number of `WorkerReady` events that are kept."""
-CREWS = 256
-"""Number of changes in the number of workers that are kept."""
-SLOW_EPOCHS = 3
-"""Number of epochs whose slowest samples are kept."""
 COUNTED = 64
 """Number of batch records that are counted together, which costs a fraction of counting them one by one. A snapshot or
 another event counts them earlier."""
@@ -110,13 +105,6 @@ LIVE = ("starting", "running", "paused")
 """States of a loader whose epoch has not ended."""
 
 _EPOCH = operator.attrgetter("epoch")
-
-
-class _Crew(NamedTuple):
-    """Number of workers since a point in time, perf_counter ns."""
-
-    since: int
-    workers: int
 
 
 class Aggregator:
@@ -153,8 +141,7 @@ class Aggregator:
         self._deaths = self._supervisor_failures = 0
         self._failed_samples: collections.deque[SampleFailed] = collections.deque(maxlen=FAILED_SAMPLES)
         self._failed_by_outcome: collections.Counter[str] = collections.Counter()
-        self._slow: dict[int, list[BatchRecord]] = {}
-        self._slow_floor: dict[int, int] = {}
+        self._slow = SlowSamples()
         self._pauses = Pauses()
         self._origin: int | None = None
         self._epoch = -1
@@ -172,7 +159,7 @@ class Aggregator:
         self._last_seconds: Evidence | None = None
         """The measurements of the last seconds before that; None until then."""
         self._ready: collections.deque[WorkerReady] = collections.deque(maxlen=READY)
-        self._crews: collections.deque[_Crew] = collections.deque(maxlen=CREWS)
+        self._worker_count = WorkerCount()
         self._machines: dict[int, Machine] = {}
         """Machine of the newest worker with each id, by worker id. Workers on this machine are not included."""
         self._failed: BatchFailed | None = None
@@ -205,7 +192,7 @@ class Aggregator:
 
     def _count(self) -> None:
         """Count the batch records that have arrived since the last call. Called with the lock held."""
-        fresh, recent, pauses, produced = self._fresh, self._recent, self._pauses, self._produced
+        fresh, recent, pauses, produced, slow = self._fresh, self._recent, self._pauses, self._produced, self._slow
         while fresh:
             record = fresh.popleft()
             epoch = record.epoch
@@ -225,8 +212,8 @@ class Aggregator:
                 self._samples += record.samples
             worker = record.worker
             produced[worker] = produced.get(worker, 0) + 1
-            if record.slowest_ns > self._slow_floor.get(epoch, 0):
-                self._note_slow(record)
+            if record.slowest_ns > slow.floor.get(epoch, 0):
+                slow.add(record)
             if epoch == self._epoch:
                 self._final = False
         self._fold()
@@ -338,18 +325,18 @@ class Aggregator:
                     self._stop = event
             case WorkerLeaving():
                 self._leaving[event.worker] += 1
-                self._add_crew(event.time, -1)
+                self._worker_count.add(event.time, -1)
             case WorkerDied():
                 self._deaths += not event.expected
                 if event.expected and self._leaving[event.worker]:
                     self._leaving[event.worker] -= 1
                 else:
-                    self._add_crew(event.time, -1)
+                    self._worker_count.add(event.time, -1)
             case WorkerRestarted():
                 self._restarts[event.worker] += 1
             case WorkerReady():
                 self._ready.append(event)
-                self._add_crew(event.time, 1)
+                self._worker_count.add(event.time, 1)
                 if event.machine is None:
                     self._machines.pop(event.worker, None)
                 else:
@@ -370,33 +357,8 @@ class Aggregator:
                 self._pauses.end(event.time)
             case DatasetReloaded():  # the speed of the old dataset says nothing about the new one
                 self._recent.clear()
-                self._slow.clear()
-                self._slow_floor.clear()
+                self._slow.forget()
                 self._sample.forget()
-
-    def _add_crew(self, time: int, change: int) -> None:
-        """Record that a worker became ready (1) or ended (-1). A worker that ends may never have been ready."""
-        workers = self._crews[-1].workers if self._crews else 0
-        self._crews.append(_Crew(time, max(0, workers + change)))
-
-    def _mean_crew(self, begin: int, end: int) -> float | None:
-        """Return the mean number of workers over an interval.
-
-        Args:
-            begin: Start of the interval, perf_counter ns.
-            end: End of the interval, perf_counter ns.
-
-        Returns:
-            The mean; None if the number did not change during the interval, or before the first batch.
-        """
-        if self._first is None or not any(begin < crew.since < end for crew in self._crews):
-            return None
-        begin = max(begin, self._first.delivered)  # until then, workers are starting
-        total = 0
-        for crew, after in itertools.zip_longest(self._crews, itertools.islice(self._crews, 1, None)):
-            until = end if after is None else min(end, after.since)
-            total += crew.workers * max(0, until - max(begin, crew.since))
-        return total / (end - begin) if total and end > begin else None
 
     def _begin(self, epoch: int, batches: int | None, time: int) -> None:
         if self._origin is None:
@@ -414,19 +376,7 @@ class Aggregator:
         self._left_out = 0
         self._failed = None
         self._pace = FirstBatchPace()
-        for old in sorted(self._slow)[: -(SLOW_EPOCHS - 1)]:
-            del self._slow[old]
-            self._slow_floor.pop(old, None)
-
-    def _note_slow(self, record: BatchRecord) -> None:
-        if record.epoch <= self._epoch - SLOW_EPOCHS:
-            return
-        kept = self._slow.setdefault(record.epoch, [])
-        kept.append(record)
-        if len(kept) >= 4 * SLOWEST:
-            kept[:] = slowest(kept)
-            if len(kept) == SLOWEST:
-                self._slow_floor[record.epoch] = kept[-1].slowest_ns
+        self._slow.begin(epoch)
 
     # --- the snapshot
 
@@ -495,10 +445,7 @@ class Aggregator:
             stages=stage_stats(last),
             cpu_share=cpu_share(last),
             workers=tuple(self._worker(w, g.now, rates, stuck=w.worker in stuck) for w in g.workers),
-            slowest=tuple(
-                SlowSample(r.slowest_index, r.slowest_ns / 1e9, r.index, r.epoch, r.worker)
-                for r in slowest([r for kept in self._slow.values() for r in kept])
-            ),
+            slowest=self._slow.listed(),
             errors=sum(self._errors.values()),
             deaths=self._deaths,
             restarts=sum(self._restarts.values()),
@@ -683,7 +630,7 @@ class Aggregator:
             window=g.window,
             waiting=waiting(g, self._pauses, g.now) if live else 0,
             waiting_for=g.waiting_for,
-            crew=self._mean_crew(g.now - round(rates.seconds * 1e9), g.now) if live else None,
+            mean_workers=self._mean_workers(g.now - round(rates.seconds * 1e9), g.now) if live else None,
             pids={w.worker: w.pid for w in alive},
             machines=self._machines,
             usage=usage,
@@ -723,7 +670,7 @@ class Aggregator:
             worker_startup=max([e.startup_ns / 1e9 for e in self._ready if e.time >= self._began], default=None),
             waiting=waited,
             waiting_for=g.waiting_for if stop is None else stop.index,
-            crew=self._mean_crew(self._first.delivered if self._first is not None else self._began, end),
+            mean_workers=self._mean_workers(self._began, end),
             pids={w.worker: w.pid for w in alive},
             machines=self._machines,
             usage=usage,
@@ -733,6 +680,11 @@ class Aggregator:
         evidence = measure(sample.records, options)
         self._measured, self._final = (g.now, evidence), not live
         return evidence
+
+    def _mean_workers(self, begin: int, end: int) -> float | None:
+        """Return the mean number of workers after the first batch; None if it did not change, or before that batch."""
+        first = self._first
+        return None if first is None else self._worker_count.mean(begin, end, after=first.delivered)
 
     def _where(self, g: Gauges) -> Place:
         """Return where batches are produced, even after the workers have ended."""

@@ -131,7 +131,7 @@ class SpanOptions:
     """How long the loop has been waiting for a batch that has not arrived, without pauses, ns."""
     waiting_for: int | None = None
     """Number of that batch."""
-    crew: float | None = None
+    mean_workers: float | None = None
     """Mean number of workers over the span; None if the number did not change."""
     pids: dict[int, int] = field(default_factory=dict)
     """Process id of each live worker, by worker id; {} if no worker is alive."""
@@ -201,7 +201,7 @@ def measure(records: Sequence[BatchRecord], options: SpanOptions) -> Evidence:
         produced_ns = 1
     part = rest / (there_ns + drawn_ns + produced_ns)  # share of the span, per ns measured in these batches
     worst = max([*steady, *(r for r in o.worst if r.index not in first)], key=_waited)
-    used = busy_ns / count * steady_batches / ((o.crew or workers) * steady_ns)
+    used = busy_ns / count * steady_batches / ((o.mean_workers or workers) * steady_ns)
     overlap = used if used > OVERLAPPING and _overlap([*o.opening, *records]) else 1.0
     if overlap > 1:  # worker time per batch, minus collating and sending
         left = workers * steady_ns / steady_batches - (busy_ns - sum(fetches)) / count

@@ -18,8 +18,6 @@ from nbloader.metrics.snapshot import (
     UploadStats,
 )
 
-SLOWEST = 10
-"""Number of slowest samples that are listed."""
 BINS = 6
 """Number of histogram bins per power of ten."""
 
@@ -171,15 +169,3 @@ def histogram(records: Sequence[BatchRecord]) -> Histogram:
     first, last = min(bins), max(bins)
     edges = tuple(10 ** (b / BINS) / 1e6 for b in range(first, last + 2))
     return Histogram(edges, tuple(bins[b] for b in range(first, last + 1)))
-
-
-def slowest(records: list[BatchRecord]) -> list[BatchRecord]:
-    """Return the batch records of the slowest samples, slowest first, each sample once."""
-    best: dict[object, BatchRecord] = {}
-    for r in sorted(records, key=lambda r: -r.slowest_ns):
-        # Only integers and strings are compared: other indices may be unhashable.
-        key = r.slowest_index if isinstance(r.slowest_index, int | str) else (id(r), None)
-        best.setdefault(key, r)
-        if len(best) == SLOWEST:
-            break
-    return list(best.values())

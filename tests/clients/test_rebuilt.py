@@ -115,7 +115,7 @@ def test_timeout_and_order_are_assigned_between_epochs():
         loader.timeout, loader.in_order = 40, False
         assert sorted(plain(list(loader))) == [[0, 1, 4, 9], [16, 25, 36, 49]]
         assert loader._engine is not engine
-        assert (loader._engine._config.timeout, loader._engine._config.in_order) == (40, False)
+        assert (loader._engine._supervisor.config.timeout, loader._engine._supervisor.config.in_order) == (40, False)
 
 
 def test_a_loader_that_is_never_iterated_takes_any_dataset():
