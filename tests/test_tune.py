@@ -34,6 +34,7 @@ from nbloader.diagnose.tune import (
     outcome,
     table,
 )
+from nbloader.engine import engine
 from nbloader.events import BatchRecord
 from nbloader.loader import tuning as tuning_module
 from nbloader.loader.tuning_html import html_of
@@ -325,7 +326,7 @@ def test_an_epoch_that_begins_while_the_kind_changes_packs_the_dataset_for_the_n
     with DataLoader(data, batch_size=4, num_workers=1, multiprocessing_context="forkserver") as loader:
         expected = [batch.tolist() for batch in loader]
         group = loader._engine._group
-        use_kind, pack = group.use_kind, group.pack
+        use_kind, pack = group.use_kind, engine.pack
         changing, packed = threading.Event(), threading.Event()
 
         def change(*arguments):  # the engine has the new kind, its group the old one
@@ -342,7 +343,7 @@ def test_an_epoch_that_begins_while_the_kind_changes_packs_the_dataset_for_the_n
         monkeypatch.setattr(group, "use_kind", change)
         loader._use_kind("thread")
         assert changing.wait(90)
-        monkeypatch.setattr(group, "pack", pack_meanwhile)
+        monkeypatch.setattr(engine, "pack", pack_meanwhile)
         monkeypatch.setattr(loader._engine, "is_taken", lambda: False)  # it would wait for the end of the change
         monkeypatch.setattr(loader._parts.monitor, "keep_verdict", lambda: None)  # so would this
         assert [batch.tolist() for batch in loader] == expected
