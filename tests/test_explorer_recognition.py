@@ -182,6 +182,26 @@ def test_annotated_objects_are_a_table_and_are_drawn_with_boxes_and_outlines():
     assert changed == [True, True, True, True, True, False]
 
 
+def test_masks_of_annotated_objects_are_drawn_in_the_color_of_their_box():
+    solid = np.zeros(GRAY.shape[:2], bool)
+    solid[40:50, 5:9] = True
+    objects = [
+        {"bbox": [1, 0, 1, 1], "id": 3, "segmentation": {"size": [5, 7], "counts": ";320009"}},
+        {"bbox": [2, 0, 1, 1], "id": 4, "mask": solid},
+    ]
+    by_path, description = described({"image": GRAY, "objects": objects})
+    drawn = decode(description.buffers[by_path["objects"].picture])
+    colors = [tuple((100 + LABEL_COLORS[at].astype(int)) // 2) for at in (1, 2)]
+    height, width = GRAY.shape[:2]
+    assert tuple(drawn[int(2.5 * height / 5), int(3.5 * width / 7)]) == colors[0]
+    assert tuple(drawn[45, 6]) == colors[1]
+    assert tuple(drawn[int(4.5 * height / 5), int(6.5 * width / 7)]) == (100, 100, 100)
+
+    objects[0]["segmentation"]["counts"] = [3, 4]
+    by_path, _ = described({"image": GRAY, "objects": objects})
+    assert "do not add up to 5 x 7 pixels" in by_path["objects"].note
+
+
 def test_class_names_inside_of_lists_and_mappings_are_found():
     class Dataset:
         features = {  # noqa: RUF012

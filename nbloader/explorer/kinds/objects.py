@@ -1,4 +1,4 @@
-"""Lists of annotated objects, as in COCO: a box, an outline, key points and a category for each."""
+"""Lists of annotated objects, as in COCO: a box, an outline or a mask, key points and a category for each."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from nbloader.explorer.field import SUMMARY, Field
 from nbloader.explorer.kinds.base import Drawn, Kind, Value
 from nbloader.explorer.kinds.boxes import boxes_over, corners_of
 from nbloader.explorer.kinds.keypoints import draw_keypoints, objects_of
+from nbloader.explorer.kinds.mask import mask_over
 from nbloader.explorer.pictures import LABEL_COLORS, Pixels
+from nbloader.explorer.run_lengths import decode, is_run_lengths
 from nbloader.explorer.strokes import outline
 from nbloader.explorer.texts import short_repr
 from nbloader.explorer.values import as_array
 
 BOX_NAMES = ("bbox", "box", "bounding_box")
 OUTLINE_NAMES = ("segmentation", "polygon", "outline")
+MASK_NAMES = ("segmentation", "mask")
 LABEL_NAMES = ("category", "category_id", "label", "class", "name", "labels")
 MAX_OBJECTS = 300
 """Maximum number of objects that are drawn."""
@@ -62,9 +65,10 @@ class Objects(Kind):
         return picture.size is not None
 
     def draw_over(self, pixels: Pixels, picture: Field) -> Drawn:
-        """Draw boxes, outlines and key points over the picture."""
+        """Draw masks, boxes, outlines and key points over the picture."""
         size = picture.size or (pixels.shape[1], pixels.shape[0])
         scale = np.array([pixels.shape[1] / size[0], pixels.shape[0] / size[1]])
+        pixels = self._masks_over(pixels)
         for at, part in enumerate(self.value.content[:MAX_OBJECTS]):
             for points in _outlines(part):
                 outline(pixels, points * scale, LABEL_COLORS[1 + self._color(at) % (len(LABEL_COLORS) - 1)])
@@ -79,6 +83,17 @@ class Objects(Kind):
         corners, how = corners_of(None, np.array([box for _at, box in boxes]), f"{self.field.path}.{name}", size)
         colors = np.array([self._color(at) for at, _box in boxes])
         return Drawn(boxes_over(pixels, corners * np.tile(scale, 2), colors), how)
+
+    def _masks_over(self, pixels: Pixels) -> Pixels:
+        """Draw the masks of the objects; where several have a pixel, that of the last one."""
+        height, width = pixels.shape[:2]
+        labels = np.zeros((height, width), np.int64)
+        rows, columns = np.arange(height), np.arange(width)
+        for at, part in enumerate(self.value.content[:MAX_OBJECTS]):
+            for mask in _masks(part):
+                shown = mask[np.ix_(rows * mask.shape[0] // height, columns * mask.shape[1] // width)]
+                labels[shown != 0] = 1 + self._color(at) % (len(LABEL_COLORS) - 1)
+        return mask_over(pixels, labels) if labels.any() else pixels
 
     def _label(self, at: int) -> tuple[str, Any]:
         """Return the name of an object's category and its number; "" if it has none."""
@@ -128,6 +143,15 @@ def _boxes(part: Mapping[str, Any]) -> Iterator[list[float]]:
         if box is not None and box.shape == (4,) and box.dtype.kind in "iuf":
             yield box.tolist()
             return
+
+
+def _masks(part: Mapping[str, Any]) -> Iterator[np.ndarray[Any, Any]]:
+    """Yield the masks of an object: run lengths, as in COCO, or arrays of height and width."""
+    for name in MASK_NAMES:
+        mask = part.get(name)
+        array = decode(mask) if is_run_lengths(mask) else None if isinstance(mask, (list, tuple)) else as_array(mask)
+        if array is not None and array.ndim == 2 and array.size and array.dtype.kind in "biu":
+            yield array
 
 
 def _outlines(part: Mapping[str, Any]) -> Iterator[np.ndarray[Any, Any]]:
