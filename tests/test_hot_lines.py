@@ -14,7 +14,7 @@ from datasets import run_script, wait_for
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nbloader import DataLoader
+from nbloader import DataLoader, LoaderClosedError
 from nbloader._platform import SAMPLE_SIGNAL, CpuTimes
 from nbloader._util.code_places import is_library, place_of, source_line, with_source_lines
 from nbloader.events import EpochEnded
@@ -330,6 +330,18 @@ def test_lines_are_sampled_by_themselves_while_a_loop_waits(num_workers):
         loader.profile_lines(on=None)
         while not sampling_threads():
             next(epoch)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_the_thread_ends_with_the_loader_even_if_an_iterator_remains(num_workers):
+    with DataLoader(light.Numbers(400), 2, num_workers=num_workers, output="numpy") as loader:
+        epoch = iter(loader)
+        next(epoch)
+        loader.profile_lines()
+        assert sampling_threads()
+    wait_for(lambda: not sampling_threads())
+    with pytest.raises(LoaderClosedError):
+        next(epoch)
 
 
 def test_a_loop_that_does_not_wait_has_no_sampling_thread():

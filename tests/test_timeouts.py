@@ -62,6 +62,16 @@ def test_a_timeout_is_due_each_time_it_passes():
     assert wait.check(5 * S, paused=False) == (Due.TIMEOUT, None)
 
 
+def test_a_wait_begins_when_the_workers_are_ready():
+    wait = WaitTimer(0, timeout=2, first=True)
+    assert not wait.note_ready(0, ready=True)
+    assert not wait.note_ready(S, ready=False)
+    assert wait.check(S, paused=False) == (None, 1)
+    assert wait.note_ready(S + S // 2, ready=True)
+    assert not wait.note_ready(2 * S, ready=True)
+    assert wait.check(2 * S, paused=False) == (None, 1.5)
+
+
 @pytest.mark.parametrize("timeout", [0, 2])
 def test_a_pause_does_not_count_and_is_reported_only_before_the_first_batch(timeout):
     wait = WaitTimer(0, timeout=timeout, first=True)
@@ -222,7 +232,7 @@ def test_a_start_that_takes_too_long_is_an_error(on_timeout):
 
 
 def test_workers_may_take_longer_to_start_than_the_timeout_if_stalled_ones_are_restarted():
-    with DataLoader(d.SlowToUnpickle(8), 2, num_workers=1, timeout=0.2, on_timeout="restart", **CLEAN) as loader:
+    with DataLoader(d.SlowToUnpickle(8), 2, num_workers=1, timeout=0.5, on_timeout="restart", **CLEAN) as loader:
         assert flat(loader) == list(range(8))
         assert loader.stats().restarts == 0
 

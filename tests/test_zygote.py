@@ -33,8 +33,10 @@ import torch
 from datasets import Raises, alive, all_pids, flat, pids, run_script, wait_for, worker_processes, zygotes
 
 from nbloader import DataLoader, DatasetTransferError, WorkerStartError, get_worker_info
+from nbloader import events as ev
 from nbloader._platform import CAN_FORK, forking
 from nbloader.loader import torch_compat
+from nbloader.workers.process_pool import ProcessPool
 
 pytestmark = pytest.mark.skipif(not CAN_FORK, reason="needs Linux and os.pidfd_open")
 METHODS = ["fork", "forkserver"]
@@ -1236,3 +1238,22 @@ def test_classes_of_the_notebook_keep_their_identity_in_indices_and_batches(tmp_
         tmp_path,
     )
     assert (done.stdout.split(), done.stderr) == (["0", "1", "2", "3"] * 2, "")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_worker_has_its_process_id_even_if_its_zygote_reports_it_late(method, monkeypatch):
+    read = ProcessPool._read_lifeline
+
+    def late(pool, handle, fd, messages):
+        if handle.ready:
+            read(pool, handle, fd, messages)
+
+    monkeypatch.setattr(ProcessPool, "_read_lifeline", late)
+    with DataLoader(light.Numbers(40), 2, num_workers=2, multiprocessing_context=method) as loader:
+        assert flat(loader) == list(range(40))
+    events = list(loader.events.history)
+    started = [event.pid for event in events if isinstance(event, ev.WorkerStarted)]
+    ready = [event.pid for event in events if isinstance(event, ev.WorkerReady)]
+    assert len(started) == 2
+    assert sorted(ready) == sorted(started)
+    assert {event.pid for event in events if isinstance(event, ev.BatchRecord)} <= set(started)

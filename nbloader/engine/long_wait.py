@@ -100,6 +100,8 @@ class LongWaits:
         Raises:
             LoaderTimeoutError: The batch did not arrive within the timeout.
         """
+        if self._restarts:
+            timer.note_ready(_clock(), ready=self._group.ready)
         check = timer.check(_clock(), paused=self._gate.paused)
         if check.due is not None:
             self._act(check.due, timer, epoch)
@@ -153,6 +155,8 @@ class LongWaits:
         report = self._loop.ask(self._report, epoch)
         if report is None:
             return  # the iteration has just ended
+        if self._restarts and timer.note_ready(_clock(), ready=self._group.ready):
+            return
         delay, suspect = report.delay, report.suspect
         stack = ""
         with contextlib.suppress(NbloaderError):

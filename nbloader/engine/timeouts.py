@@ -58,7 +58,24 @@ class WaitTimer:
         self._timeout = timeout
         self._first = first
         self._paused_since: int | None = None
+        self._ready = True
         self._noticed: set[Due] = set()
+
+    def note_ready(self, now: int, *, ready: bool) -> bool:
+        """Restart the wait when workers have become ready, so that they are not blamed for the time of their start.
+
+        Args:
+            now: perf_counter ns.
+            ready: Whether a worker is ready.
+
+        Returns:
+            Whether the wait was restarted.
+        """
+        restarts = ready and not self._ready
+        self._ready = ready
+        if restarts:
+            self.since = now
+        return restarts
 
     def check(self, now: int, *, paused: bool) -> Check:
         """Return which action is due. A notice is due once; a timeout is due each time the limit is exceeded.

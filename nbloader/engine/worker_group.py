@@ -590,9 +590,9 @@ class WorkerGroup:
 
     @property
     def forked(self) -> list[WorkerHandle]:
-        """The workers, if they are forked from this process; otherwise an empty list."""
+        """The workers, if they are forked from this process; otherwise an empty list. Any thread may ask."""
         inherits = self.pool is not None and self.kind.inherits(self._setup)
-        return [slot.handle for slot in self._slots if slot.handle is not None] if inherits else []
+        return self._present if inherits else []
 
     def clean_setup(self) -> WorkerSetup | None:
         """Return the setup for workers that inherit nothing. Not called on the loop's thread: user code runs.
@@ -632,12 +632,17 @@ class WorkerGroup:
 
     @property
     def ready(self) -> bool:
-        """Whether a worker can be given batches."""
-        return any(slot.handle is not None and slot.handle.ready for slot in self._slots)
+        """Whether a worker can be given batches. Any thread may ask."""
+        return any(handle.ready for handle in self._present)
+
+    @property
+    def _present(self) -> list[WorkerHandle]:
+        """The workers that exist. Any thread may ask: each slot is read once."""
+        return [handle for slot in self._slots if (handle := slot.handle) is not None]
 
     def views(self) -> list[WorkerView]:
         """Return the running workers in the form in which torch's `DataLoader` iterator exposes its workers."""
-        return [WorkerView(slot.handle) for slot in self._slots if slot.handle is not None]
+        return [WorkerView(handle) for handle in self._present]
 
     def stack_request(self, worker: int) -> Callable[[], str]:
         """Return a function that requests a worker's stack. It waits, and is not called on the loop's thread.
@@ -670,13 +675,13 @@ class WorkerGroup:
 
     def busy_since(self) -> dict[int, float]:
         """Return when each worker began to process its current batch, perf_counter ns; infinity for an idle worker."""
-        handles = [slot.handle for slot in self._slots if slot.handle is not None]
-        return {handle.uid: handle.busy_since() for handle in handles}
+        return {handle.uid: handle.busy_since() for handle in self._present}
 
     def threads(self) -> tuple[WorkerThread, ...]:
         """Return the threads that load samples, in the order of worker ids."""
-        handles = [slot.handle for slot in self._slots if slot.handle is not None]
-        return tuple([WorkerThread(h.pid, h.native_id, h.status.state in PRODUCING) for h in handles if h.native_id])
+        return tuple(
+            [WorkerThread(h.pid, h.native_id, h.status.state in PRODUCING) for h in self._present if h.native_id]
+        )
 
     def fetching(self) -> tuple[FetchProgress, ...]:
         """Return the progress of each worker that is fetching samples."""

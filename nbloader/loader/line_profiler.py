@@ -113,6 +113,12 @@ class LineProfiler:
             self._slowest_due = 0.0
             self._start_or_stop()
 
+    def loader_closed(self) -> None:
+        """End the thread. The iterator of an unfinished epoch may still exist."""
+        with self._lock:
+            self._open.clear()
+            self._start_or_stop()
+
     def result(self) -> HotLines:
         """Return the samples so far, by line."""
         return find_hot_lines(

@@ -21,6 +21,7 @@ from nbloader.events import (
     EpochEnded,
     EpochStarted,
     EventBus,
+    LoaderClosed,
     LoaderResumed,
     WorkerReady,
     WorkersResized,
@@ -144,6 +145,8 @@ class Monitor:
         elif isinstance(event, EpochEnded):
             self._usage.end_epoch()
             self.lines.epoch_ended(event.epoch)
+        elif isinstance(event, LoaderClosed):
+            self.lines.loader_closed()
         elif isinstance(event, DISTURBING):
             self._changed_at = event.time
 

@@ -597,7 +597,7 @@ class ProcessPool(WorkerPool):
                         raise
                     messages.append(DescriptorsExhausted(handle.uid))
                     handle.kill()  # its later frames may refer to memory whose descriptor was not received
-                    self._end(handle, self._wait_status(handle), messages)
+                    self._end(handle, self._wait_status(handle, messages), messages)
         return messages
 
     def _flush(self, handle: ProcessHandle) -> None:
@@ -614,7 +614,7 @@ class ProcessPool(WorkerPool):
             if handle.leaving and not handle.killed:
                 self._selector.unregister(handle.channel)  # the end of the process may take a while: see the lifeline
             else:
-                self._end(handle, self._wait_status(handle), messages)
+                self._end(handle, self._wait_status(handle, messages), messages)
         else:
             self._handle_frames(handle, frames, messages)
 
@@ -635,6 +635,7 @@ class ProcessPool(WorkerPool):
             elif kind in (Kind.END, Kind.STATE):
                 messages.append(self._read_shard(handle, kind, body))
             elif kind == Kind.READY:
+                _note_launch(handle, handle.status.pid, messages)
                 handle.ready = True
                 messages.append(WorkerInitialized(uid, round_robin=bytes(body) == ROUND_ROBIN))
             elif kind in (Kind.STACKS, Kind.SIGN):
@@ -681,8 +682,7 @@ class ProcessPool(WorkerPool):
             data = os.read(fd, LIFELINE.size)
             value = LIFELINE.unpack(data)[0] if data else None
             if value is not None and value >= 0:
-                handle.mark_launched(value)
-                messages.append(WorkerLaunched(handle.uid))
+                _note_launch(handle, value, messages)
                 if handle.killed:
                     handle.kill()
                 return
@@ -700,7 +700,7 @@ class ProcessPool(WorkerPool):
             while not handle.killed and readable([handle.channel], 0):
                 self._handle_frames(handle, handle.channel.receive(), messages)
 
-    def _wait_status(self, handle: ProcessHandle) -> int | None:
+    def _wait_status(self, handle: ProcessHandle, messages: list[WorkerMessage]) -> int | None:
         """Wait for the exit code of a worker whose connection has closed. Kill the worker if it keeps running."""
         if handle.child is not None:
             try:
@@ -720,7 +720,7 @@ class ProcessPool(WorkerPool):
             (value,) = LIFELINE.unpack(data)
             if value < 0:
                 return os.waitstatus_to_exitcode(~value)
-            handle.mark_launched(value)
+            _note_launch(handle, value, messages)
 
     def _read_output(self, handle: ProcessHandle, fd: int, messages: list[WorkerMessage]) -> bool:
         """Read once from a worker's output, and report complete lines. Return whether there may be more to read."""
@@ -823,6 +823,13 @@ def _after_fork() -> None:
 
 
 when_forked(after_in_child=_after_fork)
+
+
+def _note_launch(handle: ProcessHandle, pid: int, messages: list[WorkerMessage]) -> None:
+    """Note that a worker exists. Its zygote says so, and the worker itself: what is read first counts."""
+    if not handle.pid:
+        handle.mark_launched(pid)
+        messages.append(WorkerLaunched(handle.uid))
 
 
 def _report_output(handle: ProcessHandle, fd: int, end: int, messages: list[WorkerMessage]) -> None:

@@ -100,7 +100,7 @@ def test_without_anywidget_a_call_in_a_cell_does_what_its_button_would(
     page.wait_for_function(
         "() => getComputedStyle(document.querySelector('.nbl-static')).backgroundColor !== 'rgb(255, 255, 255)'"
     )
-    page.locator(NOTICE).first.scroll_into_view_if_needed()
+    page.evaluate("notice => document.querySelector(notice).scrollIntoView()", NOTICE)  # at once: it is replaced soon
     screenshot(page, "silent-dark")
     assert page.locator(".nbl-static").first.evaluate(LOW_CONTRAST) == []
 
