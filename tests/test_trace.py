@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from datasets import Numbers, all_pids, wait_for
 
-from nbloader import DataLoader
+from nbloader import DataLoader, LoaderClosedError
 from nbloader._util.format import final_message, tail
 from nbloader.dashboard.page import Report
 from nbloader.dashboard.timeline_figure import timeline
@@ -360,6 +360,17 @@ def test_the_progress_bar_has_neither_rate_nor_time_left_while_no_batch_comes(mo
     last = out.getvalue().split("\r")[-1]
     assert "stalled" not in last.split("Epoch 0")[0]
     assert "batch/s, loop waited" in last
+
+
+def test_the_bar_is_not_watched_after_its_loader_was_closed_even_if_the_loop_remains(monkeypatch):
+    monkeypatch.setattr("nbloader.report.progress.LOOK", 0.02)
+    with DataLoader(Numbers(40), batch_size=4, num_workers=2, workers="thread") as loader:
+        loop = loader.progress(file=io.StringIO())
+        next(loop)
+        assert any(thread.name == "nbloader-progress" for thread in threading.enumerate())
+    wait_for(lambda: not any(thread.name == "nbloader-progress" for thread in threading.enumerate()))
+    with pytest.raises(LoaderClosedError):
+        next(loop)
 
 
 def test_without_tqdm_the_error_names_the_command(monkeypatch: pytest.MonkeyPatch):

@@ -90,6 +90,8 @@ class _Watch:
     def _run(self) -> None:
         while not self._stop.wait(LOOK):
             s = self._loader.stats()
+            if s.state == "closed":
+                return  # an error in the loop may keep its generator alive, in the traceback
             with self._lock:
                 if not self._stop.is_set():
                     self._show(s)
