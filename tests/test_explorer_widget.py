@@ -305,6 +305,8 @@ def test_a_batch_with_every_sample_as_it_was_delivered(sent, monkeypatch, option
             False,
             True,
         )
+        with pytest.raises(TypeError, match="samples of one batch"):
+            batch.good()
         while len(state["notes"]) < 2:  # until the worker has made the batch
             state = following(sent, "state")
         assert "\N{MULTIPLICATION SIGN}".join(map(str, epochs[1][1]["drawn"].shape)) in state["notes"][0]
@@ -380,6 +382,13 @@ def test_samples_that_failed_are_read_again_on_request(view, sent, monkeypatch):
     assert following(sent, "again")["indices"] == [2]
     assert "error" not in cards(sent, 2)[2]
     assert view.failed == []
+
+
+def test_what_is_good_of_a_table_is_its_rows():
+    explorer = open_explorer({"x": np.arange(4), "label": list("abcd")})
+    explorer.selected = [1]
+    assert [row["label"] for row in explorer.good()] == ["a", "c", "d"]
+    explorer.close()
 
 
 def test_the_end_of_a_stream_becomes_its_length(sent):

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from nbloader._util import rng
 from nbloader.errors import NbloaderError
+from nbloader.explorer.adapters import Adapted
 from nbloader.explorer.arrangement import EACH, Listed
 from nbloader.explorer.batch_samples import BatchSamples
 from nbloader.explorer.cell_output import TEXT
@@ -160,15 +161,21 @@ class Explorer:
     def good(self) -> Any:
         """Return the dataset without the selected samples, as a `torch.utils.data.Subset`.
 
+        The samples of a table or of a dict of columns are its rows, as the explorer shows them.
+
         Raises:
-            TypeError: The dataset is a stream, which has no indices.
+            TypeError: The dataset is a stream, which has no indices; or the samples are those of one batch.
         """
         if self._source.streaming:
             raise TypeError("a stream has no indices: skip the samples in its __iter__, or pass on_error to the loader")
+        if self._source.fixed:
+            raise TypeError("these are the samples of one batch: use explore(dataset).good()")
         from torch.utils.data import Subset
 
         bad = set(self.selected)
-        return Subset(self._source.original, [index for index in range(len(self)) if index not in bad])
+        adapted = isinstance(self._source.dataset, Adapted)
+        samples = self._source.dataset if adapted else self._source.original
+        return Subset(samples, [index for index in range(len(self)) if index not in bad])
 
     @property
     def failed(self) -> list[int]:
