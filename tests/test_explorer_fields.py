@@ -291,6 +291,9 @@ def test_renderers_of_the_user_draw_instead():
     assert (by_path["depth"].kind, by_path["b"].text) == ("image", "a text")
     assert (by_path["bad"].kind, by_path["bad"].summary) == ("error", "ValueError: cannot draw")
     assert Renderer("x", depth).matches("a.x", 1)
+    explore.clear_renderers()
+    by_path, _ = fields({"depth": 3}, renderers=explore._renderers)
+    assert by_path["depth"].kind == "number"
 
 
 def test_the_cover_is_a_picture_else_a_wave_else_a_text():

@@ -11,7 +11,7 @@ import pytest
 import nbloader
 from nbloader import DataLoader
 from nbloader.cache.hit_cost import hit_seconds
-from nbloader.diagnose.what_if import CostChange, Job, Settings, jobs_of, predict, replay
+from nbloader.diagnose.what_if import CostChange, Job, Settings, costs_of, predict, replay
 from nbloader.diagnose.without_line import LineTime, gain_without
 from nbloader.events import BatchRecord, NodeTransfer
 from nbloader.metrics.evidence import Evidence, MachineLoad, Place
@@ -170,7 +170,7 @@ def test_the_time_between_two_batches_of_a_worker_counts():
         r._replace(fetch_begin=r.fetch_begin + r.index // 2 * 20 * MS, collated=r.collated + r.index // 2 * 20 * MS)
         for r in records
     ]
-    assert jobs_of(records, Evidence())[30].waiting == pytest.approx(0.12, abs=0.002)
+    assert costs_of(records, Evidence())[30].job.waiting == pytest.approx(0.12, abs=0.002)
 
 
 @pytest.mark.unit
@@ -179,7 +179,7 @@ def test_a_wait_for_a_core_is_left_out_if_the_loader_itself_uses_the_cores(own: 
     fields: dict[str, float] = dict.fromkeys((f.name for f in dataclasses.fields(Usage)), 0)
     usage = Usage(**(fields | {"core_wait": 0.3, "worker_cores": own}))  # type: ignore[arg-type]
     e = Evidence(usage=usage, workers=2, cores=2, utilization=1.0, fetch_cpu=0.2)
-    (job, *_others) = jobs_of(recorded([Job(0.08, 0.02, 0.005)] * 9, settings(2)), e)
+    job = costs_of(recorded([Job(0.08, 0.02, 0.005)] * 9, settings(2)), e)[0].job
     assert (job.waiting, job.cpu) == pytest.approx((waiting, 0.02))
 
 

@@ -288,11 +288,6 @@ def costs_of(records: Sequence[BatchRecord], e: Evidence) -> list[Cost]:
     return costs
 
 
-def jobs_of(records: Sequence[BatchRecord], e: Evidence) -> list[Job]:
-    """Compute the jobs of the model for some batches."""
-    return [cost.job for cost in costs_of(records, e)]
-
-
 def _between(records: Sequence[BatchRecord]) -> float:
     """Median time of a worker between one batch and the next one that is already in its queue, ns.
 
