@@ -4,7 +4,8 @@ A code block after `<!-- source: path -->` or `<!-- source: path [region] -->` i
 between `# [region]` and `# [end]`. After a change of the file, `python tests/test_docs.py` copies it anew. The other
 Python blocks of a guide are run one after the other, except one after `<!-- run by tests/file.py -->`, which needs what
 that test provides. A text block after `<!-- message: path -->` quotes
-messages of that module of nbloader, with `…` for each value.
+messages of that module of nbloader, with `…` for each value. Text blocks after `<!-- output -->` are together all that
+the blocks of the page print.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import re
 import textwrap
 import time
 
+import numpy as np
 import pytest
 
 from nbloader import DataLoader
@@ -32,6 +34,7 @@ RUN_BY = re.compile(r"<!-- run by (\S+) -->\n```python\n.*?^```\n", re.DOTALL | 
 INCLUDE = re.compile(r"(<!-- source: (\S+)(?: \[([\w ]+)\])? -->\n```\w+\n)(.*?)(^```\n)", re.DOTALL | re.MULTILINE)
 
 MESSAGE = re.compile(r"<!-- message: (\S+) -->\n```text\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+OUTPUT = re.compile(r"<!-- output -->\n```text\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
 def load(path):
@@ -175,7 +178,7 @@ def test_what_is_wrong_with_a_site_is_found(tmp_path):
 
 
 @pytest.mark.parametrize("page", [page for page in GUIDES if examples(page)], ids=lambda p: p.name)
-def test_the_examples_of_a_page_run(page, tmp_path, monkeypatch):
+def test_the_examples_of_a_page_run(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     names = {"__name__": "__main__"}
     try:
@@ -184,6 +187,46 @@ def test_the_examples_of_a_page_run(page, tmp_path, monkeypatch):
         for value in names.values():
             if isinstance(value, DataLoader):
                 value.close()
+    expected = "".join(OUTPUT.findall(page.read_text(encoding="utf-8")))
+    if expected:
+        assert capsys.readouterr().out == expected
+
+
+def block_with(page, words):
+    """The Python block of a page that contains some words."""
+    (block,) = [block for block in code(page) if words in block]
+    return block
+
+
+def test_the_rows_of_a_parquet_file_are_shared_by_the_workers(tmp_path, monkeypatch):
+    """The block of docs/how-to/kinds-of-data.md, which needs pyarrow."""
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    monkeypatch.chdir(tmp_path)
+    parquet.write_table(pyarrow.table({"x": range(500)}), "table.parquet", row_group_size=50)
+    names = {"__name__": "__main__"}
+    exec(block_with(SITE / "how-to" / "kinds-of-data.md", "read_row_group"), names)
+    with DataLoader(names["RowGroups"]("table.parquet"), batch_size=32, num_workers=2) as loader:
+        assert sorted(x for batch in loader for x in batch["x"].tolist()) == list(range(500))
+
+
+def test_clips_of_a_video_begin_at_their_second(tmp_path, monkeypatch):
+    """The block of docs/how-to/kinds-of-data.md, which needs PyAV."""
+    av = pytest.importorskip("av")
+    monkeypatch.chdir(tmp_path)
+    with av.open("film.mp4", "w") as file:
+        stream = file.add_stream("mpeg4", rate=24)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        for second in range(5):
+            for _ in range(24):
+                picture = np.full((48, 64, 3), 40 * second, np.uint8)
+                file.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+        file.mux(stream.encode())
+    names = {"__name__": "__main__"}
+    exec(block_with(SITE / "how-to" / "kinds-of-data.md", "import av"), names)
+    with DataLoader(names["Clips"]("film.mp4"), batch_size=2, num_workers=2) as loader:
+        clips = np.concatenate(list(loader))
+    assert clips.shape == (4, 8, 48, 64, 3)
+    assert np.abs(clips.reshape(4, -1).mean(1) - 40 * np.arange(4)).max() < 8
 
 
 def test_the_example_in_the_readme_runs():
