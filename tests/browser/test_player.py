@@ -82,6 +82,8 @@ def test_a_page_plays_runs_at_any_moment_and_speed_and_loads_nothing(page: Any, 
     page.locator(".nbl-forks.nbl-asking", has_text="When a worker hangs:").wait_for()
     page.locator("tr.nbl-stuck").wait_for()
     assert page.locator(".nbl-panel-controls").is_hidden(), "its buttons need a loader"
+    assert page.locator(".nbl-panel-remedies").count() == 1
+    assert page.locator(".nbl-panel-remedies").is_hidden(), "nothing was tried in this run, and nothing can be"
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)
         page.locator(f"body[data-jp-theme-light={'true' if scheme == 'light' else 'false'!r}]").wait_for()
