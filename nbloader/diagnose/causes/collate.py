@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from nbloader._util.format import percent
 from nbloader.diagnose.causes.base import Cause, Remedy, always
 from nbloader.diagnose.parts import MAJORITY, Part
-from nbloader.diagnose.phrases import millis, waits
+from nbloader.diagnose.phrases import millis, waits, with_line_remedy
 from nbloader.diagnose.work import CONTENDED, all_used, core_wait, split_work
 
 if TYPE_CHECKING:
@@ -35,10 +35,12 @@ def _short(e: Evidence) -> str:
 
 
 def _remedy(e: Evidence) -> Remedy:
+    computes = split_work(e).collating.computing >= MAJORITY
     free = core_wait(e) < CONTENDED and not all_used(e)
-    if split_work(e).collating.computing < MAJORITY or free:
-        return Remedy("Make the collate function faster, or use more workers.", more_workers=True)
-    return Remedy("Make the collate function faster.")
+    more = ", or use more workers" if free or not computes else ""
+    faster = f"Make the collate function faster{more}"
+    text = with_line_remedy(e, faster) if computes else f"{faster}."  # a cheaper line does not wait less
+    return Remedy(text, more_workers=True if more else None)
 
 
 COLLATE = Cause(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from nbloader._util.format import percent
 from nbloader.diagnose.causes.base import Cause, Remedy
 from nbloader.diagnose.parts import MAJORITY, Part
-from nbloader.diagnose.phrases import cpu_share, millis, own_ms, waits
+from nbloader.diagnose.phrases import cpu_share, line_remedy, millis, own_ms, waits, with_line_remedy
 from nbloader.diagnose.work import CONTENDED, split_work
 from nbloader.metrics.evidence import Evidence, Place
 
@@ -25,10 +25,13 @@ def _remedy(e: Evidence) -> Remedy:
     work = split_work(e)
     computing = work.fetching if e.fetch_ms >= e.collate_ms else work.collating
     if e.cores == 1 and computing.computing >= MAJORITY:
-        return Remedy("Make samples cheaper: there is one core, so workers compute no faster.", more_workers=False)
+        cheaper = line_remedy(e) or "Make samples cheaper"
+        return Remedy(f"{cheaper}. There is one core, so workers compute no faster.", more_workers=False)
     if computing.queued > computing.waiting:
         return Remedy("Free the cores that other programs use, or use num_workers=2 or more.")
-    return Remedy("Use num_workers=2 or more, which produce several batches at the same time.", more_workers=True)
+    workers = "Use num_workers=2 or more, which produce several batches at the same time"
+    computes = computing.computing >= MAJORITY  # a cheaper line does not wait less
+    return Remedy(with_line_remedy(e, workers) if computes else f"{workers}.", more_workers=True)
 
 
 IN_PROCESS = Cause(
