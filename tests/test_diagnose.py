@@ -222,6 +222,8 @@ TAKEN = {"fetch_cpu": 0.4, "cores": 2, "usage": usage(core_wait=0.5, worker_core
          f"{ADVICE}. Or use more workers, up to the 8 cores. Workers are the bottleneck"),
         ("workers_compute", {"fetch_cpu": 0.97}, 0.49,
          f"Use more workers, up to the 8 cores. Or {ADVICE[0].lower()}{ADVICE[1:]}. Workers are the bottleneck"),
+        ("workers_wait", {"line": KNOWN._replace(shortens_waits=True)}, 0.62,
+         f"{ADVICE}. Or use more workers, even beyond the 8 cores. Workers are the bottleneck"),
         ("collate", {"fetch_ms": 20.0, "collate_ms": 80.0, "collate_cpu": 0.95}, 0.62,
          f"{ADVICE}. Or make the collate function faster, or use more workers. Collating is the bottleneck"),
         ("in_process", {"place": Place.CONSUMER, "workers": 1, "fetch_cpu": 0.97}, 0.62,
@@ -236,7 +238,8 @@ TAKEN = {"fetch_cpu": 0.4, "cores": 2, "usage": usage(core_wait=0.5, worker_core
     ],
 )  # fmt: skip
 def test_the_verdict_begins_with_what_is_known_for_the_slowest_line(cause, changes, share, words):
-    found = verdict(evidence(BUSY, changes | {"line": KNOWN._replace(share=share)}))
+    line = changes.get("line", KNOWN)._replace(share=share)
+    found = verdict(evidence(BUSY, changes | {"line": line}))
     assert found.cause == cause
     assert found.sentence.startswith(words)
     assert found.sentence.count("loader.remedies()") == 1

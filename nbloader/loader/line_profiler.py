@@ -16,13 +16,16 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nbloader._util.code_places import is_library, place_of, source_line
 from nbloader.engine.local_engine import AnyEngine
 from nbloader.events.stack_samples import StackCount
 from nbloader.metrics.evidence import SlowLine
 from nbloader.metrics.hot_lines import HotLine, HotLines, LineProfile, find_hot_lines
+
+if TYPE_CHECKING:
+    from nbloader.remedies.advice import Advice
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +65,7 @@ class LineProfiler:
         self._lock = threading.Lock()
         self._slowest: SlowLine | None = None
         self._roots = roots
-        self._remedies: dict[tuple[str, int, str], str] = {}  # of lines that were the slowest: file, number and text
+        self._remedies: dict[tuple[str, int, str], Advice] = {}  # of lines that were the slowest: file, number and text
         self._slowest_due = 0.0  # when to look for it again; monotonic seconds
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
@@ -140,10 +143,10 @@ class LineProfiler:
             known = first is not None and hot.samples >= ENOUGH and first.share >= NOTABLE
             self._slowest = None
             if first is not None and known:
-                self._slowest = SlowLine(first.share, first.source, first.place, self._remedy(first))
+                self._slowest = SlowLine(first.share, first.source, first.place, *self._remedy(first))
         return self._slowest
 
-    def _remedy(self, line: HotLine) -> str:
+    def _remedy(self, line: HotLine) -> Advice:
         """Return what is known to make a line cheaper. It is looked for once, which takes a few milliseconds."""
         key = (line.file, line.line, line.source)
         if key not in self._remedies:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from nbloader.metrics.hot_lines import HotLine
 from nbloader.remedies.kinds import REMEDIES
@@ -13,8 +13,17 @@ from nbloader.remedies.site import locate
 log = logging.getLogger(__name__)
 
 
-def short_advice(line: HotLine, roots: Sequence[Any]) -> str:
-    """Return what to do about a line; "" if nothing is known. Never raises.
+class Advice(NamedTuple):
+    """What is known for a line."""
+
+    text: str = ""
+    """What to do; "" if nothing is known."""
+    shortens_waits: bool = False
+    """See `Proposal`."""
+
+
+def short_advice(line: HotLine, roots: Sequence[Any]) -> Advice:
+    """Return what to do about a line. Never raises.
 
     Args:
         line: The line.
@@ -23,8 +32,9 @@ def short_advice(line: HotLine, roots: Sequence[Any]) -> str:
     try:
         site = locate(line, roots)
         if site is None:
-            return ""
-        return next((p.short for remedy in REMEDIES for p in remedy.propose(site) if p.short), "")
+            return Advice()
+        proposals = (p for remedy in REMEDIES for p in remedy.propose(site) if p.short)
+        return next((Advice(p.short, p.shortens_waits) for p in proposals), Advice())
     except Exception:  # objects that other threads change, source code that nobody has foreseen
         log.debug("no remedy was looked for at %s", line.place, exc_info=True)
-        return ""
+        return Advice()

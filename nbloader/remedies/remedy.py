@@ -31,6 +31,8 @@ class Proposal(NamedTuple):
     """Why it cannot be tried, as part of a sentence; "" if it can."""
     short: str = ""
     """What to do in a few words, for a verdict: a clause; "" if the code alone does not tell whether it helps."""
+    shortens_waits: bool = False
+    """Whether it also shortens the waits of the line, such as for a disk or the network, not only what it computes."""
 
 
 class Remedy(Protocol):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from nbloader._util.format import number, percent
 from nbloader.diagnose.causes.base import Cause, Remedy, always
 from nbloader.diagnose.parts import Part
-from nbloader.diagnose.phrases import usable_cores, workers_limit
+from nbloader.diagnose.phrases import usable_cores, with_line_remedy, workers_limit
 from nbloader.diagnose.work import split_work
 
 if TYPE_CHECKING:
@@ -30,7 +30,9 @@ def _sentence(e: Evidence) -> str:
 def _remedy(e: Evidence) -> Remedy:
     if e.overlap > 1:
         return Remedy("Use a larger concurrency, or more workers.", more_workers=True)
-    return Remedy(f"Use more workers, even beyond {usable_cores(e)}.", more_workers=True, larger_window=False)
+    more = f"Use more workers, even beyond {usable_cores(e)}"
+    shorter = e.line is not None and e.line.shortens_waits
+    return Remedy(with_line_remedy(e, more) if shorter else f"{more}.", more_workers=True, larger_window=False)
 
 
 WAITING = Cause(

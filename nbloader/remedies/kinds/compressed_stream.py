@@ -71,7 +71,7 @@ class CompressedStream:
         helper = HELPER.format(imports=imports, tools=tools.name, opened=opened).lstrip()
         reads = site.calls(opened) or site.methods("read", "seek", "extractfile")
         short = "Unpack compressed files once, on the disk" if reads else ""
-        return Proposal(WHY, INSTEAD, site.rewritten(*edits), helper, short=short)
+        return Proposal(WHY, INSTEAD, site.rewritten(*edits), helper, short=short, shortens_waits=True)
 
     @staticmethod
     def _concerns(site: Site, call: ast.Call) -> bool:

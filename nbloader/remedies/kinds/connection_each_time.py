@@ -42,6 +42,7 @@ class ConnectionEachTime:
                 code=site.rewritten(*edits),
                 helper=helper,
                 short="Keep the connection open in each worker",
+                shortens_waits=True,
             )
         ]
 

@@ -44,7 +44,7 @@ class Listing:
             f"{imports}@{tools.name}.lru_cache(maxsize=8)\ndef listed(function, *args, **kwargs):\n"
             f"    return list(function(*args, **kwargs))\n"
         )
-        return [Proposal(WHY, INSTEAD, site.rewritten(*edits), helper, short=SHORT)]
+        return [Proposal(WHY, INSTEAD, site.rewritten(*edits), helper, short=SHORT, shortens_waits=True)]
 
 
 REMEDY = Listing()

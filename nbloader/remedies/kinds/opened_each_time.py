@@ -52,7 +52,7 @@ class OpenedEachTime:
         instead = "Let each worker open it once, and keep it open."
         here = [call for call in site.calls(*OPENED) if site.is_fixed(call)]
         short = "Open the file once per worker" if here else ""
-        return [Proposal(why, instead, site.rewritten(*edits), helper, short=short)]
+        return [Proposal(why, instead, site.rewritten(*edits), helper, short=short, shortens_waits=True)]
 
     @staticmethod
     def _concerns(site: Site, call: ast.Call) -> bool:

@@ -30,6 +30,7 @@ class WholeArray:
                 code=site.rewritten(*edits),
                 helper=np.helper,
                 short='Map the file with np.load(..., mmap_mode="r")' if site.calls("numpy.load") else "",
+                shortens_waits=True,
             )
         ]
 
