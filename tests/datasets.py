@@ -216,7 +216,7 @@ class HangsInUnpickling(FailsToUnpickle):
 
 class SlowToUnpickle(FailsToUnpickle):
     def __setstate__(self, state):
-        time.sleep(0.6)
+        time.sleep(2.2)
         self.__dict__.update(state)
 
 

@@ -222,7 +222,7 @@ TAKEN = {"fetch_cpu": 0.4, "cores": 2, "usage": usage(core_wait=0.5, worker_core
          f"{ADVICE}. Or use more workers, up to the 8 cores. Workers are the bottleneck"),
         ("workers_compute", {"fetch_cpu": 0.97}, 0.49,
          f"Use more workers, up to the 8 cores. Or {ADVICE[0].lower()}{ADVICE[1:]}. Workers are the bottleneck"),
-        ("workers_wait", {"line": KNOWN._replace(shortens_waits=True)}, 0.62,
+        ("workers_wait", {"line": KNOWN._replace(shorter_wait=KNOWN.remedy)}, 0.62,
          f"{ADVICE}. Or use more workers, even beyond the 8 cores. Workers are the bottleneck"),
         ("collate", {"fetch_ms": 20.0, "collate_ms": 80.0, "collate_cpu": 0.95}, 0.62,
          f"{ADVICE}. Or make the collate function faster, or use more workers. Collating is the bottleneck"),
@@ -363,7 +363,7 @@ def test_a_verdict_names_a_remedy_only_of_a_line_that_is_recognized(e: Evidence,
     computes = found.cause in ("workers_compute", "workers_compute_full", "cores_taken")
     assert (found.cause, found.also, found.more_workers) == (plain.cause, plain.also, plain.more_workers)
     count = found.sentence.lower().count("read the file once per worker")
-    if found.cause in ("collate", "in_process"):  # there, only if what they do is computing
+    if found.cause in ("collate", "in_process"):  # there, only if what they do is computing, and most of it is the line
         assert count <= bool(known)
     else:
         assert count == bool(known and computes)

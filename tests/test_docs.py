@@ -225,8 +225,8 @@ def test_clips_of_a_video_begin_at_their_second(tmp_path, monkeypatch):
     exec(block_with(SITE / "how-to" / "kinds-of-data.md", "import av"), names)
     with DataLoader(names["Clips"]("film.mp4"), batch_size=2, num_workers=2) as loader:
         clips = np.concatenate(list(loader))
-    assert clips.shape == (4, 8, 48, 64, 3)
-    assert np.abs(clips.reshape(4, -1).mean(1) - 40 * np.arange(4)).max() < 8
+    assert clips.shape == (5, 8, 48, 64, 3)
+    assert np.abs(clips.reshape(5, -1).mean(1) - 40 * np.arange(5)).max() < 8
 
 
 def test_the_example_in_the_readme_runs():

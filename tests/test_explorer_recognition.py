@@ -198,8 +198,10 @@ def test_masks_of_annotated_objects_are_drawn_in_the_color_of_their_box():
     assert tuple(drawn[int(4.5 * height / 5), int(6.5 * width / 7)]) == (100, 100, 100)
 
     objects[0]["segmentation"]["counts"] = [3, 4]
-    by_path, _ = described({"image": GRAY, "objects": objects})
+    by_path, description = described({"image": GRAY, "objects": objects})
     assert "do not add up to 5 x 7 pixels" in by_path["objects"].note
+    drawn = decode(description.buffers[by_path["objects"].picture])
+    assert tuple(drawn[45, 6]) == colors[1], "the others are drawn"
 
 
 def test_class_names_inside_of_lists_and_mappings_are_found():

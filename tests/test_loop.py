@@ -50,6 +50,9 @@ class Engine:
     def fail(self, error):
         self.ended.append(str(error))
 
+    def forget(self):
+        pass
+
     def close(self):
         self.closed = True
 

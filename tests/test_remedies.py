@@ -483,7 +483,7 @@ def test_large_floats_are_looked_for_on_other_lines_than_the_slow_one(side, foun
     )  # fmt: skip
     assert [one.name for one in listed] == found
     assert all(one.keeps_values and one.gain > 1.1 for one in listed), "it was tried"
-    assert short_advice(line, [tried.dataset]).text == "", "a verdict says only what is certain"
+    assert not short_advice(line, [tried.dataset]).remedy, "a verdict says only what is certain"
 
 
 class Tokenizer:
@@ -781,7 +781,7 @@ def test_a_verdict_has_a_few_words_about_a_line_where_the_code_alone_tells_what_
     )
     exec(compile(path.read_text(), str(path), "exec"), names)
     line = line_of(names["Rows"].__getitem__, 2)
-    assert short_advice(line, [torch.utils.data.Subset(names["Rows"](), [1]), None]).text == short
+    assert short_advice(line, [torch.utils.data.Subset(names["Rows"](), [1]), None]).remedy == short
     assert short_advice(line, []) == Advice(), "the function is not reachable"
 
 
@@ -793,7 +793,7 @@ def test_a_remedy_that_raises_leaves_the_verdict_as_it_is(monkeypatch, archive):
             raise RecursionError(site.source)
 
     line = line_of(Archive.__getitem__, 1)
-    assert short_advice(line, [archive]) == Advice("Read the file once per worker", shortens_waits=True)
+    assert short_advice(line, [archive]) == Advice(*["Read the file once per worker"] * 2)
     monkeypatch.setattr("nbloader.remedies.advice.REMEDIES", (Broken(),))
     assert short_advice(line, [archive]) == Advice()
 

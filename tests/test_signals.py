@@ -237,7 +237,13 @@ def test_an_interrupt_while_workers_are_started_leaves_nothing(method):
 
     def iterate(number=0):
         count = CountedInterrupt(
-            "engine/engine.py", "engine/loop.py", "workers/process_pool.py", "transport/zygote.py", number=number
+            "engine/engine.py",
+            "engine/starting.py",
+            "engine/supervisor.py",
+            "engine/loop.py",
+            "workers/process_pool.py",
+            "transport/zygote.py",
+            number=number,
         )
         with DataLoader(Rows(2), num_workers=2, multiprocessing_context=method) as loader:
             epoch = None  # it is dropped later: its finalizer is not part of the start
@@ -262,7 +268,7 @@ def test_an_interrupt_of_close_leaves_nothing():
     """The second worker ends only after the grace period."""
 
     def close(number=0):
-        count = CountedInterrupt("engine/engine.py", "engine/loop.py", number=number)
+        count = CountedInterrupt("engine/engine.py", "engine/supervisor.py", "engine/loop.py", number=number)
         loader = DataLoader(Hanging(2), num_workers=2)
         next(iter(loader))
         with contextlib.suppress(KeyboardInterrupt), count:

@@ -232,7 +232,7 @@ def test_a_start_that_takes_too_long_is_an_error(on_timeout):
 
 
 def test_workers_may_take_longer_to_start_than_the_timeout_if_stalled_ones_are_restarted():
-    with DataLoader(d.SlowToUnpickle(8), 2, num_workers=1, timeout=0.5, on_timeout="restart", **CLEAN) as loader:
+    with DataLoader(d.SlowToUnpickle(8), 2, num_workers=1, timeout=2, on_timeout="restart", **CLEAN) as loader:
         assert flat(loader) == list(range(8))
         assert loader.stats().restarts == 0
 

@@ -87,19 +87,24 @@ def slowest_line(e: Evidence) -> str:
     return f" {percent(e.line.share)} of {time} is `{clean(e.line.source, _SOURCE)}`, {clean(e.line.place, _SOURCE)}."
 
 
-def line_remedy(e: Evidence) -> str:
-    """What makes the slowest line cheaper, where it is, and how to try it; "" if nothing is known for it."""
-    if e.line is None or not e.line.remedy:
-        return ""
-    return f"{e.line.remedy} ({clean(e.line.place, _SOURCE)}): loader.remedies() shows how"
+def line_remedy(e: Evidence, *, waits: bool = False) -> str:
+    """What makes the slowest line cheaper, where it is, and how to try it; "" if nothing is known for it.
+
+    Args:
+        e: The evidence.
+        waits: Whether the line is slow because it waits: what only saves CPU time does not help then.
+    """
+    own = "" if e.line is None else e.line.shorter_wait if waits else e.line.remedy
+    return f"{own} ({clean(e.line.place, _SOURCE)}): loader.remedies() shows how" if e.line is not None and own else ""
 
 
-def with_line_remedy(e: Evidence, other: str) -> str:
+def with_line_remedy(e: Evidence, other: str, *, waits: bool = False) -> str:
     """Two remedies as sentences: that of the slowest line, if one is known, and another one, without its period.
 
-    The one of the line is first if the line takes most of the workers' time: then it gains more.
+    The one of the line is first if the line takes most of the workers' time: then it gains more. For `waits`, see
+    `line_remedy`.
     """
-    own = line_remedy(e)
+    own = line_remedy(e, waits=waits)
     if e.line is None or not own:
         return f"{other}."
     first, second = (own, other) if e.line.share >= MAJORITY else (other, own)

@@ -6,9 +6,10 @@
     Receiver.next()     <--ready--       Dispatcher: in order           <-batch--
     commands            --request-->     WorkerGroup: start, replace, end
 
-The loop's thread owns the state (supervisor.py). Methods here may be called on any thread, even from a finalizer: they
-put a request into the loop's queue, and those that return something wait for the answer. What the consumer does while
-it waits is in receiver.py and long_wait.py.
+The loop's thread owns the state (supervisor.py). Methods here put a request into the loop's queue, and may be called on
+any thread; those that return something wait for the answer. Commands (pause, restart, closing a dropped iterator) do
+not wait, so that even a finalizer may give them. What the consumer does while it waits is in receiver.py and
+long_wait.py.
 
 A loader without workers (`num_workers=0`) has another engine (local_engine.py).
 
@@ -77,6 +78,7 @@ class Engine:
         self._dataset: weakref.ref[Any] | None = None  # the dataset that was loaded last, for messages
         gate.subscribe(self._on_gate)
         _engines.add(self)
+        _loops.add(self._loop)
 
     @property
     def closed(self) -> bool:
@@ -97,11 +99,6 @@ class Engine:
     def prefetches(self) -> bool:
         """Whether batches are requested before the consumer asks for them."""
         return self._supervisor.window.prefetches
-
-    def after_fork(self) -> None:
-        """Forget the workers in a forked child: they belong to the parent, like the thread of the loop."""
-        self._loop.after_fork()
-        self._supervisor.forget()
 
     def load(self, dataset: Any, collate_fn: Any, worker_init_fn: Any, on_error: Any) -> bool:
         """Pack a dataset and functions, for new workers to receive. See `WorkerGroup.use_setup`.
@@ -385,11 +382,13 @@ class Engine:
 
 
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+_loops: weakref.WeakSet[Loop] = weakref.WeakSet()
+"""Each of them is alive while its thread runs, also after its engine was collected."""
 
 
 def _after_fork() -> None:
-    for engine in list(_engines):
-        engine.after_fork()
+    for loop in list(_loops):
+        loop.after_fork()
 
 
-when_forked(after_in_child=_after_fork)
+when_forked(after_in_child=_after_fork)  # after what the pools do, which this module imports

@@ -1,6 +1,7 @@
 """What happens when the consumer waits long for a batch: notices, timeouts, and forked workers that hang.
 
-Everything here runs on the consumer's thread. What it reads or changes of the workers, it asks the loop for.
+Everything here runs on the consumer's thread. What it changes of the workers, it asks the loop for. It reads without
+asking which workers exist, and whether one is ready.
 """
 
 from __future__ import annotations

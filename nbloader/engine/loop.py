@@ -66,6 +66,9 @@ class Driven(Protocol):
     def fail(self, error: Exception) -> None:
         """Kill the workers after a failure in the middle of a change, and raise an error in the consumer."""
 
+    def forget(self) -> None:
+        """Forget the workers in a forked child: they belong to the parent."""
+
 
 class _Answer(NamedTuple):
     value: Any
@@ -191,10 +194,11 @@ class Loop:
             thread.join(JOIN_TIMEOUT)
 
     def after_fork(self) -> None:
-        """In a forked child, forget the thread, which only exists in the parent."""
+        """In a forked child, forget the thread and the workers, which belong to the parent."""
         if self._wakeup is not None:
             self._wakeup.close()
         self._reset()
+        self._engine.forget()
 
     # ---- the thread -------------------------------------------------------------------------------------------------
 

@@ -60,7 +60,8 @@ CLOSED = "this loader is closed: create a new one"
 class Supervisor:
     """Moves batches between the workers and the consumers of one loader.
 
-    The loop's thread runs all methods. While it does not run, the thread that makes a request does (see `Loop`).
+    The loop's thread runs all methods but `ring`. While it does not run, the thread that makes a request does (see
+    `Loop`). `forget` runs in a forked child.
 
     Args:
         bus: The bus on which events are published.
@@ -216,6 +217,7 @@ class Supervisor:
             return
         release, stop = self.idle.seconds_to_memory_release(), self.idle.seconds_to_stop()
         if release is not None and release <= 0:
+            self.idle.memory_released = True  # in any case: it is not due again
             self.release_memory()
         if stop is not None and stop <= 0:
             for epoch in self.dispatcher.iterations:

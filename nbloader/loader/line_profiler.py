@@ -62,6 +62,7 @@ class LineProfiler:
         self._profile = LineProfile()
         self._engine = engine
         self._open: set[int] = set()
+        self._closed = False  # whether the loader was closed
         self._lock = threading.Lock()
         self._slowest: SlowLine | None = None
         self._roots = roots
@@ -89,6 +90,8 @@ class LineProfiler:
     def epoch_began(self, epoch: int) -> None:
         """Register an iteration that begins."""
         with self._lock:
+            if self._closed:
+                return
             self._open.add(epoch)
             self._began, self._outdated = time.monotonic(), self.on is None
             self._slowest_due = 0.0
@@ -99,7 +102,8 @@ class LineProfiler:
         self._awaited = time.monotonic()
         if self.on is None and self._open and self._awaited - self._began > AFTER:
             with self._lock:
-                self._start()
+                if self._open:
+                    self._start()
 
     def _add(self, counts: Iterable[StackCount]) -> None:
         """Add samples. Those that were taken by themselves replace the samples of an earlier epoch."""
@@ -119,6 +123,7 @@ class LineProfiler:
     def loader_closed(self) -> None:
         """End the thread. The iterator of an unfinished epoch may still exist."""
         with self._lock:
+            self._closed = True
             self._open.clear()
             self._start_or_stop()
 

@@ -86,8 +86,8 @@ class SlowLine(NamedTuple):
     """Where it is, such as "cell 4 line 12"."""
     remedy: str = ""
     """What is known to make it cheaper, such as "Read the file once per worker"; "" if nothing is."""
-    shortens_waits: bool = False
-    """Whether that also shortens its waits, not only what it computes."""
+    shorter_wait: str = ""
+    """What is known to shorten its waits, such as for a disk, too; "" if nothing is."""
 
 
 KnownFacts: TypeAlias = Callable[[Sequence[Any]], Mapping[Any, SampleFacts]]

@@ -16,10 +16,10 @@ log = logging.getLogger(__name__)
 class Advice(NamedTuple):
     """What is known for a line."""
 
-    text: str = ""
-    """What to do; "" if nothing is known."""
-    shortens_waits: bool = False
-    """See `Proposal`."""
+    remedy: str = ""
+    """What makes it cheaper; "" if nothing is known."""
+    shorter_wait: str = ""
+    """What also shortens its waits; "" if nothing is known."""
 
 
 def short_advice(line: HotLine, roots: Sequence[Any]) -> Advice:
@@ -33,8 +33,10 @@ def short_advice(line: HotLine, roots: Sequence[Any]) -> Advice:
         site = locate(line, roots)
         if site is None:
             return Advice()
-        proposals = (p for remedy in REMEDIES for p in remedy.propose(site) if p.short)
-        return next((Advice(p.short, p.shortens_waits) for p in proposals), Advice())
+        proposals = [p for remedy in REMEDIES for p in remedy.propose(site) if p.short]
+        return Advice(
+            next((p.short for p in proposals), ""), next((p.short for p in proposals if p.shortens_waits), "")
+        )
     except Exception:  # objects that other threads change, source code that nobody has foreseen
         log.debug("no remedy was looked for at %s", line.place, exc_info=True)
         return Advice()

@@ -39,7 +39,8 @@ def _remedy(e: Evidence) -> Remedy:
     free = core_wait(e) < CONTENDED and not all_used(e)
     more = ", or use more workers" if free or not computes else ""
     faster = f"Make the collate function faster{more}"
-    text = with_line_remedy(e, faster) if computes else f"{faster}."  # a cheaper line does not wait less
+    collates = e.line is not None and e.line.share >= MAJORITY  # a shorter one may be a line of fetching
+    text = with_line_remedy(e, faster, waits=not computes) if collates else f"{faster}."
     return Remedy(text, more_workers=True if more else None)
 
 

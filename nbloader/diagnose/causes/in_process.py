@@ -30,8 +30,7 @@ def _remedy(e: Evidence) -> Remedy:
     if computing.queued > computing.waiting:
         return Remedy("Free the cores that other programs use, or use num_workers=2 or more.")
     workers = "Use num_workers=2 or more, which produce several batches at the same time"
-    computes = computing.computing >= MAJORITY  # a cheaper line does not wait less
-    return Remedy(with_line_remedy(e, workers) if computes else f"{workers}.", more_workers=True)
+    return Remedy(with_line_remedy(e, workers, waits=computing.computing < MAJORITY), more_workers=True)
 
 
 IN_PROCESS = Cause(

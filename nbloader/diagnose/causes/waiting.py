@@ -31,8 +31,7 @@ def _remedy(e: Evidence) -> Remedy:
     if e.overlap > 1:
         return Remedy("Use a larger concurrency, or more workers.", more_workers=True)
     more = f"Use more workers, even beyond {usable_cores(e)}"
-    shorter = e.line is not None and e.line.shortens_waits
-    return Remedy(with_line_remedy(e, more) if shorter else f"{more}.", more_workers=True, larger_window=False)
+    return Remedy(with_line_remedy(e, more, waits=True), more_workers=True, larger_window=False)
 
 
 WAITING = Cause(

@@ -17,7 +17,7 @@ from nbloader.explorer.kinds.mask import mask_over
 from nbloader.explorer.pictures import LABEL_COLORS, Pixels
 from nbloader.explorer.run_lengths import decode, is_run_lengths
 from nbloader.explorer.strokes import outline
-from nbloader.explorer.texts import short_repr
+from nbloader.explorer.texts import joined, short_repr
 from nbloader.explorer.values import as_array
 
 BOX_NAMES = ("bbox", "box", "bounding_box")
@@ -68,7 +68,7 @@ class Objects(Kind):
         """Draw masks, boxes, outlines and key points over the picture."""
         size = picture.size or (pixels.shape[1], pixels.shape[0])
         scale = np.array([pixels.shape[1] / size[0], pixels.shape[0] / size[1]])
-        pixels = self._masks_over(pixels)
+        pixels, problem = self._masks_over(pixels)
         for at, part in enumerate(self.value.content[:MAX_OBJECTS]):
             for points in _outlines(part):
                 outline(pixels, points * scale, LABEL_COLORS[1 + self._color(at) % (len(LABEL_COLORS) - 1)])
@@ -78,22 +78,30 @@ class Objects(Kind):
                 draw_keypoints(pixels, objects[:, :, :2] * scale, objects[:, :, 2] > 0)
         boxes = [(at, box) for at, part in enumerate(self.value.content[:MAX_OBJECTS]) for box in _boxes(part)]
         if not boxes:
-            return Drawn(pixels)
+            return Drawn(pixels, problem)
         name = next(name for name in BOX_NAMES if name in self.value.content[0])
         corners, how = corners_of(None, np.array([box for _at, box in boxes]), f"{self.field.path}.{name}", size)
         colors = np.array([self._color(at) for at, _box in boxes])
-        return Drawn(boxes_over(pixels, corners * np.tile(scale, 2), colors), how)
+        return Drawn(boxes_over(pixels, corners * np.tile(scale, 2), colors), joined(how, problem))
 
-    def _masks_over(self, pixels: Pixels) -> Pixels:
-        """Draw the masks of the objects; where several have a pixel, that of the last one."""
+    def _masks_over(self, pixels: Pixels) -> tuple[Pixels, str]:
+        """Draw the masks of the objects; where several have a pixel, that of the last one.
+
+        Returns:
+            The picture, and what is wrong with the last mask that cannot be drawn; "" if all can.
+        """
+        problem = ""
         height, width = pixels.shape[:2]
         labels = np.zeros((height, width), np.int64)
         rows, columns = np.arange(height), np.arange(width)
         for at, part in enumerate(self.value.content[:MAX_OBJECTS]):
-            for mask in _masks(part):
-                shown = mask[np.ix_(rows * mask.shape[0] // height, columns * mask.shape[1] // width)]
-                labels[shown != 0] = 1 + self._color(at) % (len(LABEL_COLORS) - 1)
-        return mask_over(pixels, labels) if labels.any() else pixels
+            try:
+                for mask in _masks(part):
+                    shown = mask[np.ix_(rows * mask.shape[0] // height, columns * mask.shape[1] // width)]
+                    labels[shown != 0] = 1 + self._color(at) % (len(LABEL_COLORS) - 1)
+            except (TypeError, ValueError, OverflowError) as error:
+                problem = clean(str(error))
+        return (mask_over(pixels, labels) if labels.any() else pixels), problem
 
     def _label(self, at: int) -> tuple[str, Any]:
         """Return the name of an object's category and its number; "" if it has none."""
@@ -149,7 +157,7 @@ def _masks(part: Mapping[str, Any]) -> Iterator[np.ndarray[Any, Any]]:
     """Yield the masks of an object: run lengths, as in COCO, or arrays of height and width."""
     for name in MASK_NAMES:
         mask = part.get(name)
-        array = decode(mask) if is_run_lengths(mask) else None if isinstance(mask, (list, tuple)) else as_array(mask)
+        array = decode(mask) if is_run_lengths(mask) else as_array(mask) if name == "mask" else None
         if array is not None and array.ndim == 2 and array.size and array.dtype.kind in "biu":
             yield array
 
