@@ -94,8 +94,10 @@ def line_remedy(e: Evidence, *, waits: bool = False) -> str:
         e: The evidence.
         waits: Whether the line is slow because it waits: what only saves CPU time does not help then.
     """
-    own = "" if e.line is None else e.line.shorter_wait if waits else e.line.remedy
-    return f"{own} ({clean(e.line.place, _SOURCE)}): loader.remedies() shows how" if e.line is not None and own else ""
+    if e.line is None:
+        return ""
+    own = e.line.shorter_wait if waits else e.line.remedy
+    return f"{own} ({clean(e.line.place, _SOURCE)}): loader.remedies() shows how" if own else ""
 
 
 def with_line_remedy(e: Evidence, other: str, *, waits: bool = False) -> str:

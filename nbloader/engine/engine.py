@@ -48,7 +48,7 @@ from nbloader.workers.worker_view import WorkerView
 
 
 class Engine:
-    """Runs the workers of one loader, dispatches batches to them and delivers the results.
+    """What any thread may ask of the workers of one loader: batches, commands, and what they are doing.
 
     Args:
         bus: The bus on which events are published.
