@@ -179,6 +179,8 @@ class FakeConnection:
         self.free.set()
         self.loses_batches = False
         """Whether the first report that has batches is lost, and the node with it."""
+        self.lost = threading.Event()
+        """Set when that report is lost."""
         self.store_bytes = math.inf
         """Bytes of batches in a report that its object store has room for."""
 
@@ -203,6 +205,8 @@ class FakeConnection:
         credit, requested = self._credits.popleft()
         report = self._node.report(credit)
         lost = self.loses_batches and any(isinstance(entry, BatchBegin) for entry in pickle.loads(report.entries))
+        if lost:
+            self.lost.set()
         if self._killed or lost:
             raise NodeLostError("ObjectLostError: simulated")
         nbytes = sum(piece.nbytes for piece in report.data)
@@ -244,7 +248,7 @@ class FakeCluster(RayCluster):
         self.opened.set()
         self._changes = changes
         self.loses_batches = False
-        """Whether its first node does: see `FakeConnection`."""
+        """Whether its first node does: see `FakeConnection`. Reports of the others arrive after that."""
         self.store_bytes = math.inf
         """See `FakeConnection`."""
 
@@ -262,6 +266,8 @@ class FakeCluster(RayCluster):
         connection = FakeConnection(self._changes, self.opened)
         connection.loses_batches = self.loses_batches and not self.connections
         connection.store_bytes = self.store_bytes
+        if self.loses_batches and self.connections:  # or they could make all batches before the first has a worker
+            connection.free = self.connections[0].lost
         self.connections.append(connection)
         return connection
 
