@@ -262,7 +262,7 @@ class LoaderConfig(Generic[T_co]):
     )  # fmt: skip
     worker_init_fn: Callable[[int], None] | None = _argument(
         None, _function,
-        doc="Called with the worker id in each worker before it starts, and again before each epoch unless "
+        doc="Called with the worker id in each worker before it starts, so once per epoch unless "
         "`persistent_workers` is set. Each batch is seeded by its number, unless this function seeds a generator: "
         "then, as in torch, each worker draws from its own, and batch i goes to worker i modulo `num_workers`.",
     )  # fmt: skip
@@ -287,8 +287,7 @@ class LoaderConfig(Generic[T_co]):
         False, fixed=True,
         doc="With False (the default, as in torch), each epoch begins as in new processes: with the dataset as it is "
         "in this process, new seeds, and a call of `worker_init_fn`. True keeps the workers' copies of the dataset, "
-        "with all changes that they made to it. Worker processes stay alive between epochs in either case, except for "
-        'forked ones (`multiprocessing_context="fork"`) with False.',
+        "with all changes that they made to it: workers stay alive between epochs.",
     )  # fmt: skip
     pin_memory_device: str = _argument("", doc="Deprecated in torch; accepted and ignored.")
     in_order: bool = _argument(True, doc="False delivers batches in the order in which they are completed.")
@@ -340,8 +339,8 @@ class LoaderConfig(Generic[T_co]):
     )
     chunk_size: int | None = _argument(
         None, fixed=True,
-        doc="Samples per chunk: several workers load one batch together, each a chunk of it, into one segment of "
-        "shared memory. It must divide `batch_size`; with a `batch_sampler` the last chunk may be smaller. A "
+        doc="Samples per chunk: several workers load one batch together, each a chunk of it, and this process joins "
+        "the chunks. It must divide `batch_size`; with a `batch_sampler` the last chunk may be smaller. A "
         "`collate_fn` receives all samples of the batch, and then runs in this process, with random generators that "
         "are seeded for the batch; such a batch is not uploaded ahead (`upload_ahead`).",
     )  # fmt: skip

@@ -348,11 +348,12 @@ def try_row(row: Row, browser: Any) -> dict[str, Any]:
     return said
 
 
-HEAD = """# Where people work
+HEAD = """# Front ends that were tested
 
 The dashboard and the explorer, tried in each front end by `make front-ends` on {system}, with Python {python}, torch
 {torch} and a real Chromium. A worker hangs in a busy cell. The view must show it, and its buttons must work while the
-cell is busy. What is not in the tables was not tried: see [A remote machine, Colab, VS Code](remote-machines.md).
+cell is busy. The tests of the project also run Notebook 7. For what was not tried, see
+[A remote machine, Colab, VS Code](remote-machines.md).
 
 """
 
@@ -367,7 +368,7 @@ def page(rows: list[dict[str, Any]]) -> str:
     text += "## With live views\n\n"
     text += _table([row for row in rows if _kind(row) == "live"], STEPS)
     text += (
-        "\n*moves*: the age of what hangs grows. *resize*: the slider for the number of workers. *reload*: the page is"
+        "\n*moves*: the displayed duration of the hang increases. *resize*: the slider for the number of workers. *reload*: the page is"
         " reloaded while\nthe cell is busy. In Voila the loop runs in a thread, and a reload starts a new kernel.\n"
     )
     text += "\n## Without live views\n\n" + _table(
