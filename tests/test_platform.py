@@ -256,6 +256,7 @@ WINDOWS = """
                 delattr(module, name)
     selectors.DefaultSelector = selectors.SelectSelector
 
+    import nbloader
     from nbloader import DataLoader
 
     class Numbers:
@@ -269,6 +270,15 @@ WINDOWS = """
         with DataLoader(Numbers(), 4, **arguments) as loader:
             assert [i for batch in loader for i in batch.tolist()] == list(range(20))
             loader.stats()
+
+    @nbloader.cached
+    def double(x):
+        return numpy.full(1000, 2 * x)
+
+    nbloader.configure_cache(directory="cache", disk=10**6)
+    assert [double(1)[0] for _ in range(3)] == [2, 2, 2]
+    print(len([file for _, _, files in os.walk("cache") for file in files]), "entry on disk")
+
     try:
         DataLoader(Numbers(), 4, num_workers=2)
     except ValueError as error:
@@ -279,4 +289,6 @@ WINDOWS = """
 @pytest.mark.slow
 def test_threads_load_where_windows_has_nothing_else(tmp_path):
     """Without what Windows lacks. Its hosted job (.github/workflows) runs the tests of threads themselves."""
-    assert "worker processes are not supported" in run(WINDOWS, tmp_path, NBLOADER_PLATFORM="portable")
+    printed = run(WINDOWS, tmp_path, NBLOADER_PLATFORM="portable")
+    assert "1 entry on disk" in printed
+    assert "worker processes are not supported" in printed

@@ -18,6 +18,7 @@ import sys
 from nbloader._platform.common import (
     exit_at_end_of,
     mapped,
+    others_can_write,
     usable_cpus,
     when_forked,
     working_directory,
@@ -136,6 +137,7 @@ __all__ = [
     "new_file",
     "open_again",
     "open_files_limit",
+    "others_can_write",
     "pages_written",
     "process_space",
     "processes_limit",

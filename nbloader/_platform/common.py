@@ -6,6 +6,7 @@ import ctypes
 import functools
 import mmap
 import os
+import stat
 import threading
 import weakref
 from collections.abc import Callable
@@ -18,6 +19,12 @@ def when_forked(**functions: Callable[[], object]) -> None:
     register = getattr(os, "register_at_fork", None)
     if register is not None:
         register(**functions)
+
+
+def others_can_write(status: os.stat_result) -> bool:
+    """Return whether another user may have written to a file or folder; False on Windows, where this is not known."""
+    user = getattr(os, "geteuid", None)
+    return user is not None and (status.st_uid != user() or bool(status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)))
 
 
 def usable_cpus() -> int:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import stat
 import struct
 import time
 import zlib
@@ -25,6 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from nbloader._platform import others_can_write
 from nbloader.cache.entry import Entry, Found, allocate, sizes
 from nbloader.cache.policy import worth
 
@@ -169,7 +169,7 @@ class DiskStore:
 
 def _check_owner(status: os.stat_result, path: str) -> None:
     """Raise PermissionError if another user may have written to a file or folder."""
-    if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o022:
+    if others_can_write(status):
         reason = "other users can write to it, and the entries of a cache are unpickled"
         raise PermissionError(errno.EPERM, reason, path)
 
