@@ -197,6 +197,8 @@ def test_masks_and_boxes_are_drawn_over_the_picture():
     outlined = np.argwhere((boxed != 100).any(axis=2))
     assert (outlined.min(axis=0).tolist(), outlined.max(axis=0).tolist()) == ([5, 10], [25, 30])
     assert np.array_equal(decode(description.buffers[by_path["image"].picture]), image)
+    annotated = decode(description.buffers[by_path["image"].data["annotated"]])
+    assert np.array_equal((annotated != 100).any(axis=2), (boxed != 100).any(axis=2) | (over != 100).any(axis=2))
 
 
 def test_a_card_has_the_mask_and_the_boxes_over_one_picture():

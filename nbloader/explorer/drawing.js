@@ -16,6 +16,8 @@
 //   make, svg              create elements, see `../frontend/view.js` and below
 //   title                  what the drawing shows, for a screen reader
 //   picture(el, number)    draws the PNG with this number among the attached buffers; nothing if it is undefined
+//   annotated(el)          draws the picture of the field; if others are drawn over it (`overlays.py`), with these, and a
+//                          box to hide them
 //   wave(el, points)       draws an envelope: [[least, greatest], ...] of its sections, from 0 to 1
 //   url(number, type)      a URL of an attached buffer
 //   buffer(number)         an attached buffer, as an ArrayBuffer of its own
@@ -88,6 +90,18 @@ class Drawing {
       node.draggable = false;
       if (field.size && Math.max(...field.size) < 128) node.classList.add("nbx-pixels");
       node.src = media.url(number, "image/png");
+      return node;
+    };
+    const annotated = (parent) => {
+      const plain = picture(parent, field.picture);
+      if (field.data?.annotated === undefined) return;
+      const whole = picture(parent, field.data.annotated);
+      const label = make("label", "nbx-annotated", parent);
+      const box = Object.assign(make("input", "", label), { type: "checkbox", checked: true });
+      make("span", "", label, "with annotations");
+      const show = () => { plain.hidden = box.checked; whole.hidden = !box.checked; };
+      box.addEventListener("change", show);
+      show();
     };
     const choice = (parent, label, options, at, name) => {
       const select = make("select", "", parent);
@@ -98,7 +112,7 @@ class Drawing {
     };
     const url = (number, type) => media.url(number, type);
     const keys = (node, handler) => { node.nbxKeys = handler; };
-    return { make, svg, title, picture, wave, url, buffer: (number) => media.buffer(number), choose, choice, keys };
+    return { make, svg, title, picture, annotated, wave, url, buffer: (number) => media.buffer(number), choose, choice, keys };
   }
   full(parent, field, media, choose) {
     this.kind(field).draw(parent, field, this.api(field, media, field.path || "sample", choose));

@@ -18,15 +18,16 @@ from nbloader.explorer.texts import joined
 def draw_overlays(kinds: Sequence[Kind], context: Context) -> None:
     """Draw each overlay over the picture that it belongs to; of several, the first one in the nearest container.
 
-    In a full description, each is drawn over its own copy of the picture; on a card, all over the same picture. An
-    overlay that raises is left out, and its note says so.
+    On a card, they are part of the picture. In a full description, the picture comes with all of them and without
+    (`field.data["annotated"]` is the number of the former), and each overlay has its own copy besides. An overlay that
+    raises is left out, and its note says so.
 
     Args:
         kinds: What was described, in the order of the fields.
         context: Their context.
     """
     canvases = [kind for kind in kinds if kind.is_canvas and kind.field.picture >= 0]
-    drawn_on: dict[str, Pixels] = {}  # on a card, by the path of the canvas
+    drawn_on: dict[str, Pixels] = {}  # by the path of the canvas
     for kind in kinds:
         try:
             _draw(kind, canvases, drawn_on, context)
@@ -35,8 +36,13 @@ def draw_overlays(kinds: Sequence[Kind], context: Context) -> None:
             kind.field.note = joined(kind.field.note, note)
     for canvas in canvases:
         field = canvas.field
-        if field.path in drawn_on and field.size is not None:
-            context.show(field, Picture(png(drawn_on[field.path]), *field.size, field.note))
+        if field.path not in drawn_on or field.size is None:
+            continue
+        annotated = png(drawn_on[field.path])
+        if context.view.full:
+            field.data |= {"annotated": context.attach(annotated)}
+        else:
+            context.show(field, Picture(annotated, *field.size, field.note))
 
 
 def _draw(kind: Kind, canvases: Sequence[Kind], drawn_on: dict[str, Pixels], context: Context) -> None:
@@ -45,23 +51,21 @@ def _draw(kind: Kind, canvases: Sequence[Kind], drawn_on: dict[str, Pixels], con
     Args:
         kind: The field.
         canvases: What it may be drawn over.
-        drawn_on: Pictures of a card with the overlays so far, to which the result is added.
+        drawn_on: Pictures with the overlays so far, to which the result is added.
         context: Context of the fields.
     """
     fitting = [canvas for canvas in canvases if canvas is not kind and kind.belongs_to(canvas.field)]
     canvas = max(fitting, key=lambda canvas: _in_common(canvas.field.path, kind.field.path), default=None)
     if canvas is None or canvas.field.size is None:
         return
-    path = canvas.field.path
-    pixels = drawn_on[path] if path in drawn_on else canvas.canvas()
-    if pixels is None:
+    path, alone = canvas.field.path, canvas.canvas()
+    if alone is None:
         return
-    drawn = kind.draw_over(pixels, canvas.field)
     if context.view.full:
+        drawn = kind.draw_over(alone.copy(), canvas.field)
         note = joined(f"over {path or 'the picture'}", drawn.note)
         context.show(kind.field, Picture(png(drawn.pixels), *canvas.field.size, note))
-    else:
-        drawn_on[path] = drawn.pixels
+    drawn_on[path] = kind.draw_over(drawn_on.get(path, alone), canvas.field).pixels
 
 
 def _in_common(path: str, other: str) -> int:

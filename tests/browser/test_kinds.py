@@ -85,6 +85,15 @@ def test_each_kind_is_drawn_on_a_card_and_in_full(open_notebook: Any) -> None:
     detail.get_by_role("button", name="pause scan").click()
     detail.get_by_role("button", name="play scan").wait_for()  # the slice at which it stopped, in full
 
+    # What is drawn over a picture can be hidden.
+    live.locator(".nbx-card[aria-label^='sample 1,']").click()
+    annotations = detail.get_by_label("with annotations")
+    annotations.wait_for()
+    picture = detail.get_by_role("img", name="0", exact=True)
+    annotated = picture.get_attribute("src")
+    annotations.uncheck()
+    assert picture.get_attribute("src") != annotated
+
     # A point cloud is turned by keys, which are not those of the list.
     live.locator(".nbx-card[aria-label^='sample 6,']").click()
     cloud = detail.locator("canvas.nbx-cloud")

@@ -4,9 +4,9 @@ export function cover(el, field, { picture }) {
   picture(el, field.picture);
 }
 
-export function draw(el, field, { make, picture, url }) {
+export function draw(el, field, { make, annotated, url }) {
   make("div", "", el, field.text);
-  picture(el, field.picture);
+  annotated(el);
   const { file, mime, family } = field.data ?? {};
   if (file === undefined) return;
   const player = make(family === "video" ? "video" : "audio", "", el);
