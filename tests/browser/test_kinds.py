@@ -73,6 +73,29 @@ def test_each_kind_is_drawn_on_a_card_and_in_full(open_notebook: Any) -> None:
         assert live.evaluate(LOW_CONTRAST) == []
         screenshot(page, f"kind-{index}-light")
 
+    _change_what_is_drawn(live)
+
+    set_dark(page)
+    page.mouse.move(0, 0)
+    live.get_by_label("go to the sample with this index").fill("0")
+    live.get_by_label("go to the sample with this index").press("Enter")
+    live.locator(".nbx-card[aria-label^='sample 0,'] img").wait_for()  # which others are drawn depends on the scrolling
+    assert live.evaluate(LOW_CONTRAST) == []
+    screenshot(page, "kinds-dark-1400")
+    page.set_viewport_size({"width": 900, "height": 1400})
+    for index in (2, 3, 7, 8, 10):
+        live.get_by_label("go to the sample with this index").fill(str(index))
+        live.get_by_label("go to the sample with this index").press("Enter")
+        live.locator(f".nbx-card[aria-label^='sample {index},']").click()
+        detail.locator("strong", has_text=f"Sample {index}").wait_for()
+        detail.locator(".nbx-field").first.wait_for()
+        screenshot(page, f"kind-{index}-dark-900")
+
+
+def _change_what_is_drawn(live: Any) -> None:
+    """Use what a detail offers: slices, annotations that can be hidden, and a point cloud that turns."""
+    detail = live.locator(".nbx-detail")
+
     # The slices of a volume: another axis, another window, and a player.
     live.locator(".nbx-card[aria-label^='sample 8,']").click()
     detail.get_by_text("soft tissue: level 40, width 400; slice 20 of 40").wait_for()
@@ -101,22 +124,6 @@ def test_each_kind_is_drawn_on_a_card_and_in_full(open_notebook: Any) -> None:
     before = cloud.evaluate("(node) => node.toDataURL()")
     cloud.press("ArrowLeft")
     assert cloud.evaluate("(node) => node.toDataURL()") != before
-
-    set_dark(page)
-    page.mouse.move(0, 0)
-    live.get_by_label("go to the sample with this index").fill("0")
-    live.get_by_label("go to the sample with this index").press("Enter")
-    live.locator(".nbx-card[aria-label^='sample 0,'] img").wait_for()  # which others are drawn depends on the scrolling
-    assert live.evaluate(LOW_CONTRAST) == []
-    screenshot(page, "kinds-dark-1400")
-    page.set_viewport_size({"width": 900, "height": 1400})
-    for index in (2, 3, 7, 8, 10):
-        live.get_by_label("go to the sample with this index").fill(str(index))
-        live.get_by_label("go to the sample with this index").press("Enter")
-        live.locator(f".nbx-card[aria-label^='sample {index},']").click()
-        detail.locator("strong", has_text=f"Sample {index}").wait_for()
-        detail.locator(".nbx-field").first.wait_for()
-        screenshot(page, f"kind-{index}-dark-900")
 
 
 def test_columns_of_the_user_sort_group_and_compare_samples(open_notebook: Any) -> None:
