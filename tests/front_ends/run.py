@@ -369,8 +369,8 @@ def page(rows: list[dict[str, Any]]) -> str:
     text += _table([row for row in rows if _kind(row) == "live"], STEPS)
     text += (
         "\n*moves*: the displayed duration of the hang increases. *resize*: the slider for the number of workers."
-        "\n*reload*: the page is reloaded while the cell is busy. In Voila the loop runs in a thread, and a reload starts a"
-        "\nnew kernel.\n"
+        "\n*reload*: the page is reloaded while the cell is busy. In Voila the loop runs in a thread, and a reload"
+        " starts a\nnew kernel.\n"
     )
     text += "\n## Without live views\n\n" + _table(
         [row for row in rows if _kind(row) == "plain"], (NAMED, REFRESHED, GOES_ON)
