@@ -5,6 +5,7 @@
 - `{events}`: every event, with such a table.
 - `{words} causes`: a table of words and colors that the dashboard shows. The page gives the meanings, `word: meaning`
   one a line. A word that is missing, or that the code does not have, is an error of the build.
+- `{remedies}`: the slow lines for which `loader.remedies()` knows something faster.
 - `{messages}`: every error message in the source.
 """
 
@@ -15,6 +16,7 @@ import importlib
 import inspect
 import itertools
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,6 +28,7 @@ from sphinx.util.docutils import SphinxDirective
 
 import nbloader
 from nbloader.events import records
+from nbloader.remedies import kinds
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
@@ -159,6 +162,29 @@ class Words(SphinxDirective):
         return [table(["word", *["color"] * colored, "meaning"], rows)]
 
 
+# ---- remedies -------------------------------------------------------------------------------------------------------
+
+
+class Remedies(SphinxDirective):
+    """The slow lines that remedies recognize, from the docstrings of their modules."""
+
+    def run(self) -> list[nodes.Node]:
+        """A list to unfold, in the order in which the remedies stand."""
+        self.env.note_dependency(kinds.__file__)
+        items = [nodes.list_item("", nodes.paragraph("", "", *inline(text))) for text in slow_lines()]
+        head = f"<details><summary>{len(items)} kinds of slow lines</summary>"
+        return [
+            nodes.raw("", head, format="html"),
+            nodes.bullet_list("", *items),
+            nodes.raw("", "</details>", format="html"),
+        ]
+
+
+def slow_lines() -> list[str]:
+    """What is slow about the lines of each remedy, in the order of `REMEDIES`."""
+    return [inspect.getdoc(sys.modules[type(remedy).__module__]) or "" for remedy in kinds.REMEDIES]
+
+
 # ---- error messages -------------------------------------------------------------------------------------------------
 
 
@@ -227,6 +253,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_directive("fields", Fields)
     app.add_directive("events", Events)
     app.add_directive("words", Words)
+    app.add_directive("remedies", Remedies)
     app.add_directive("messages", Messages)
     app.connect("autodoc-process-docstring", document_call, priority=400)  # before napoleon
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -128,13 +128,6 @@ def test_each_cause_of_a_verdict_is_a_leaf_and_a_section_of_the_page_about_slow_
 
 
 @unit
-def test_the_page_about_the_diagnosis_says_how_each_cause_is_found():
-    page = prose(SITE / "diagnosis.md")
-    section = page[page.index("## How a cause is found") :].partition("\n## ")[0]
-    assert BY_NAME.keys() <= set(re.findall(r"`(\w+)`", section))
-
-
-@unit
 @pytest.mark.parametrize("page", [page for page in PAGES if MESSAGE.search(page.read_text(encoding="utf-8"))], ids=str)
 def test_messages_are_those_of_the_source(page):
     for path, block in MESSAGE.findall(page.read_text(encoding="utf-8")):
@@ -145,11 +138,11 @@ def test_messages_are_those_of_the_source(page):
 
 
 @unit
-def test_the_reference_gives_a_meaning_to_each_word_of_the_dashboard_and_no_other():
+def test_the_documentation_gives_a_meaning_to_each_word_of_the_dashboard_and_no_other():
     vocabulary = load(SITE / "vocabulary.py")
-    page = (SITE / "reference" / "dashboard.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"^```\{words\} (\w+)\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
-    assert {name for name, _lines in blocks} == set(vocabulary.VOCABULARIES)
+    pages = [(SITE / name).read_text(encoding="utf-8") for name in ("reference/dashboard.md", "diagnosis.md")]
+    blocks = re.findall(r"^```\{words\} (\w+)\n(.*?)^```$", "".join(pages), re.DOTALL | re.MULTILINE)
+    assert sorted(name for name, _lines in blocks) == sorted(vocabulary.VOCABULARIES)
     for name, lines in blocks:
         assert not vocabulary.problem(name, vocabulary.meanings(lines.splitlines()))
     assert vocabulary.problem("columns", {"Worker": ""}).startswith("columns: no meaning for CPU, Current batch")

@@ -868,7 +868,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
         The epoch's last 400 batches are replayed through a model of the loader: workers, prefetch window, order, and
         shared cores. There is no prediction if a replay with the present settings differs from the measurement by
-        more than 10 %, or if the model does not cover the cause (a lock, other programs, pickling), or if the result
+        more than 20%, or if the model does not cover the cause (a lock, other programs, pickling), or if the result
         depends on something that was not measured. Nothing is started or changed. Several arguments count as one
         change.
 
@@ -921,7 +921,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         of an epoch on, and the samples of an epoch replace those of the one before.
 
         Sampling can be switched at any time, from any thread, even while a loop runs. Each worker is sampled at most 20
-        times a second, which takes less than 1 % of its time; nothing is sampled while no epoch runs.
+        times a second, which takes about 0.03% of its time; nothing is sampled while no epoch runs.
 
         To sample a worker process, a signal is sent to it. It interrupts C functions that sleep and do not resume by
         themselves (the C library's `sleep`, not Python's).

@@ -310,8 +310,8 @@ class Snapshot:
     cause: str = ""
     """The verdict as a word. States: "new", "closed" (without an epoch), "paused", "starting", "idle" (the epoch
     was too short). Causes: "consumer" (the loop is slower than the loader), "worker" (one is stuck or slow),
-    "workers_wait", "unknown" (the measurements are inconclusive), and the others that docs/reference/dashboard.md
-    explains under "Causes"."""
+    "workers_wait", "unknown" (the measurements are inconclusive), and the others that docs/diagnosis.md explains
+    under "How a cause is found"."""
     make_times: Histogram = Histogram()
     """Time to produce a batch."""
     skipped: int = 0

@@ -7,8 +7,8 @@ To add a cause:
    it needs a measurement of its own, add a field to `metrics/evidence.py`, filled in by `metrics/span.py`.
 2. Add it to `CAUSES` below, before the causes that would otherwise take its part of the time.
 3. Add an example of it to `ALONE` in tests/test_diagnose.py, and one with a real loader to tests/planted.py.
-4. Document it where the tests miss it: the table in docs/diagnosis.md, its meaning in docs/reference/dashboard.md, its
-   section in docs/slow.md and its leaf in the drawing there.
+4. Document it where the tests miss it: its rule in docs/diagnosis.md, its section in docs/slow.md and its leaf in the
+   drawing there.
 """
 
 from __future__ import annotations
