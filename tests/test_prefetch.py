@@ -132,7 +132,6 @@ def test_samplers_of_other_classes_may_learn_from_the_loop():
     assert all(map(may_learn, (Learns(), torch_data.BatchSampler(Learns(), 1, False))))
 
 
-# >> [policy]
 def as_torch(load: Load) -> Plan:
     """Plan that the workers hold what the user asked for, whatever a batch costs, and nothing beyond."""
     size = load.num_workers * load.prefetch_factor if load.prefetch is None else load.prefetch
@@ -144,10 +143,6 @@ def as_torch(load: Load) -> Plan:
     )  # fmt: skip
 
 
-# >> [end]
-
-
-# >> [use]
 def test_another_policy_requests_nothing_while_batches_are_blocked(monkeypatch):
     monkeypatch.setattr(prefetch, "POLICY", as_torch)
     window = Window(Load(num_workers=2, prefetch_factor=3))
@@ -155,6 +150,3 @@ def test_another_policy_requests_nothing_while_batches_are_blocked(monkeypatch):
     assert window.depth(blocked=5) == 3
     assert window.room(outstanding=6, blocked=5) == 0
     assert window.room(outstanding=4, blocked=0) == 2
-
-
-# >> [end]

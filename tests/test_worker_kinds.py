@@ -34,16 +34,11 @@ from nbloader.workers.worker_info import WorkerInfo
 # ---- the example ----------------------------------------------------------------------------------------------------
 
 
-# >> [kind]
 class ExecutorKind(WorkerKind):
     def create_pool(self):
         return ExecutorPool()
 
 
-# >> [end]
-
-
-# >> [handle]
 class ExecutorHandle(WorkerHandle):
     """One worker: here an executor with one thread."""
 
@@ -76,10 +71,6 @@ class ExecutorHandle(WorkerHandle):
         self.messages.put(WorkerGone(self.uid, None))
 
 
-# >> [end]
-
-
-# >> [pool]
 class ExecutorPool(WorkerPool):
     def __init__(self):
         self._handles = {}
@@ -137,9 +128,6 @@ class ExecutorPool(WorkerPool):
         self._messages.close()
 
 
-# >> [end]
-
-
 @pytest.fixture(autouse=True)
 def registered():
     registry.register("executor", ExecutorKind)
@@ -150,16 +138,12 @@ def registered():
 # ---- what it can do -------------------------------------------------------------------------------------------------
 
 
-# >> [use]
 def test_a_registered_kind_of_worker_makes_epochs():
     with DataLoader(Numbers(40), 4, num_workers=2, workers="executor") as loader:
         for _ in range(2):
             assert flat(loader) == list(range(40))
         assert {worker.kind for worker in loader.stats().workers} == {"executor"}
         assert {record.worker for record in loader.events.batches()} <= {0, 1}
-
-
-# >> [end]
 
 
 def test_its_batches_are_those_of_processes():
