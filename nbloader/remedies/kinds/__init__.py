@@ -1,4 +1,7 @@
-"""The remedies, one module each. A new one is a module with `REMEDY`, and a line in this list."""
+"""The remedies, one module each. A new one is a module with `REMEDY`, and a line in this list.
+
+The first line of a module says what is slow. docs/diagnosis.md lists these lines.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An HDF5 file or an archive that is opened anew for each sample."""
+"""An HDF5 file or an archive that is opened for each sample."""
 
 from __future__ import annotations
 

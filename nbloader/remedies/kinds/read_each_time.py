@@ -1,4 +1,4 @@
-"""A table or an archive that is read anew for each sample, although many samples come from it."""
+"""A table or an archive that is read for each sample, although many samples come from it."""
 
 from __future__ import annotations
 
