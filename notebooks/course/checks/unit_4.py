@@ -143,7 +143,7 @@ def travel(travels: Any, *, measured: dict[str, bool]) -> str:
             "a lambda": "Python's own pickle cannot, but cloudpickle sends the code.",
             "a class of this notebook": "cloudpickle sends the definition, not the name.",
             "an open binary file": "an open file is a number that the system knows in this process only.",
-            "a lock of threading": "a copy of a lock would lock nothing.",
+            "a database connection": "like an open file, it belongs to this process.",
             "a generator": "it is a function that has stopped in the middle.",
         },
     )

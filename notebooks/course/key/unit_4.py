@@ -150,7 +150,7 @@ travels = {
     "a lambda": True,
     "a class of this notebook": True,
     "an open binary file": False,
-    "a lock of threading": False,
+    "a database connection": False,
     "a generator": False,
 }
 
