@@ -162,7 +162,10 @@ def e(cause: Any, cured: Callable[[], Any], images: np.ndarray[Any, Any]) -> str
     right = torch.from_numpy(images).float() / 255
     if len(made) != 12 or not all(torch.equal(batch, right) for batch in made):
         raise Hint("after `batch.float() / 255` the images differ: something was lost before, or done twice.")
-    return f"{records[0].nbytes / 1e6:.1f} MB for each batch, instead of {8 * records[0].nbytes / 1e6:.1f} MB."
+    return (
+        f"{records[0].nbytes / 1e6:.1f} MB for each batch, instead of {8 * records[0].nbytes / 1e6:.1f} MB. Both words "
+        "are right: the verdict says where the time goes, into computing, and the number of bytes says why."
+    )
 
 
 @unit.task("Loader F")
