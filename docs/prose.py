@@ -106,8 +106,9 @@ def problems(text: str) -> list[tuple[int, str]]:
 def main() -> None:
     """Check all pages."""
     pages = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")]
+    notebooks = [*(ROOT / "notebooks").glob("*.ipynb"), *(ROOT / "notebooks" / "course").glob("*.ipynb")]
     failed = False
-    for path in [*pages, *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "notebooks").glob("*.ipynb"))]:
+    for path in [*pages, *sorted((ROOT / "docs").rglob("*.md")), *sorted(notebooks)]:
         name, text = path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
         for line, problem in problems(prose(cells(text) if path.suffix == ".ipynb" else text)):
             failed = True
