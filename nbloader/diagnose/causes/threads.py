@@ -25,7 +25,10 @@ def _sentence(e: Evidence) -> str:
 
 
 def _remedy(_e: Evidence) -> Remedy:
-    return Remedy("Use one thread per worker: torch.set_num_threads(1) in worker_init_fn.", more_workers=False)
+    return Remedy(
+        "Use one thread per worker: cv2.setNumThreads(0) or threadpoolctl.threadpool_limits(1) in worker_init_fn.",
+        more_workers=False,
+    )
 
 
 THREADS = Cause(
