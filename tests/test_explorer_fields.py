@@ -184,6 +184,14 @@ def test_labels_have_the_names_of_the_dataset():
     assert fields((0, 7), {"*": ["cat", "dog"]})[0]["1"].kind == "number"  # out of range: no label
 
 
+def test_classes_of_several_objects_have_the_names_of_the_dataset():
+    objects = {"boxes": [[1, 2, 30, 20], [4, 4, 9, 9]], "labels": torch.tensor([1, 0])}
+    by_path, _ = fields((np.zeros((40, 60, 3), np.uint8), objects), {"*": ["cat", "dog"]})
+    assert (by_path["1.labels"].kind, by_path["1.labels"].summary) == ("label", "dog, cat")
+    by_path, _ = fields({"labels": np.array([1, 2])}, {"*": ["cat", "dog"]})  # a number without a name
+    assert by_path["labels"].kind == "array"
+
+
 def test_masks_and_boxes_are_drawn_over_the_picture():
     image = np.full((40, 60, 3), 100, np.uint8)
     mask = np.zeros((40, 60), np.int64)

@@ -473,6 +473,7 @@ class Conversation:
                 "streaming": self._open_ended,
                 "debuggable": self._source.debuggable,
                 "fixed": self._source.fixed,
+                "tabular": self._source.tabular,
                 "selected": list(self._selected),
                 "loader": self._loader() is not None,
                 "notes": [note for note in (self._facts, *self._notes) if note],

@@ -4,7 +4,8 @@
 // Only what is on screen has nodes, and a list of any length scrolls: beyond the height that browsers support, `top` (in
 // pixels of the whole list) is mapped to the scroll bar, and the wheel moves `top` itself.
 
-const GAP = 8, CARD = 150, LINE = 30, TALL = 8e6, FIXED = 340, COLUMN = 80;  // pixels; TALL: the highest scroll area; FIXED: columns that every table has
+const GAP = 8, CARD = 150, LINE = 30, TALL = 8e6, FIXED = 340, COLUMN = 80, LINE_PADDING = 10;  // pixels; TALL: the highest scroll area; FIXED: columns that every table has
+const COLUMNS = 24;  // most fields of a card
 const SIZES = { min: 90, max: 240, step: 30 };  // least widths of a card
 const KEPT = 1500;  // cards that the page keeps
 const BETWEEN = 50;  // ms between two requests for what is on screen
@@ -38,8 +39,8 @@ export async function mount({ model, el, styles, asset, load }) {
   modes.setAttribute("role", "group");
   modes.setAttribute("aria-label", "how samples are shown");
   const modeButtons = {
-    gallery: button(modes, "Gallery", "Show a gallery", () => setMode("gallery")),
-    table: button(modes, "Table", "Show a table", () => setMode("table")),
+    gallery: button(modes, "Gallery", "Show a gallery", () => chooseMode("gallery")),
+    table: button(modes, "Table", "Show a table", () => chooseMode("table")),
   };
   const sizes = make("input", "nbx-size", tools);
   Object.assign(sizes, { type: "range", ...SIZES, value: CARD, title: "Size of the pictures" });
@@ -98,6 +99,7 @@ export async function mount({ model, el, styles, asset, load }) {
   const NOTHING = { filters: {}, words: "", sort: "", descending: false, group: "" };
   let arrangement = { ...NOTHING }, groups = [];
   let state = null, mode = "gallery", order = null, orderName = "all", reasons = {};
+  let settled = false;  // whether the mode was determined: by the user, or by the first samples
   let top = 0, width = 0, deep = 0, across = 1, high = LINE, wide = CARD, current = 0, expectedScroll = -1;
   let opened = null;  // { index, draw, choices, sample, draws, delivered }
   let selected = new Set(), columns = [], frame = 0, ticking = null;
@@ -281,6 +283,9 @@ export async function mount({ model, el, styles, asset, load }) {
       const cell = button(header, `${column}${way}`, `Sort by ${column}`, () => arrange({ sort: column, descending: arrangement.sort === column && !arrangement.descending }));
       cell.className = "nbx-cell nbx-sorts";
     }
+    const hidden = columns.slice(fitting().length);
+    if (hidden.length) make("span", "nbx-more", header, `+${hidden.length}`).title = `Also: ${hidden.join(", ")}. Open a sample to see all.`;
+    header.style.paddingRight = `${LINE_PADDING + scroller.offsetWidth - width}px`;  // lines end at the scroll bar
   };
 
   // ---- what the kernel reads: what is on screen, from the current sample or the middle outwards, then the next screen ----------------------------------------------
@@ -344,12 +349,13 @@ export async function mount({ model, el, styles, asset, load }) {
       cards.set(card.index, card);
       asked.delete(card.index);
       for (const field of card.fields ?? []) {
-        if (columns.length < 8 && !field.drawn && !columns.includes(field.path)) {
+        if (columns.length < COLUMNS && !field.drawn && !columns.includes(field.path)) {
           columns.push(field.path);
           drawHeader();
         }
       }
     }
+    if (!settled) chooseMode(state.tabular && !message.cards.some(({ fields, cover }) => fields?.[cover]?.drawn) ? "table" : mode);
     for (const [position, node] of nodes) {  // now, not with the next frame: pictures are decoded meanwhile
       if (arrived.has(indexAt(position))) place(node, position);
     }
@@ -384,6 +390,10 @@ export async function mount({ model, el, styles, asset, load }) {
     header.hidden = mode !== "table";
     sizes.hidden = mode === "table";
   });
+  const chooseMode = (to) => {
+    settled = true;
+    if (to !== mode) setMode(to);
+  };
   // Filters, words, a sorting and groups apply together.
   const arrange = (part) => {
     arrangement = { ...arrangement, ...part };
@@ -515,7 +525,7 @@ export async function mount({ model, el, styles, asset, load }) {
     }
     button(bar, "×", "Close the sample", close).classList.add("nbx-close");
     const draws = make("div", "nbx-bar", detail);
-    draws.hidden = state.fixed;
+    draws.hidden = state.fixed || state.tabular;
     make("span", "nbl-note", draws, `random draw ${opened.draw}`);
     button(draws, "Another draw", "The same sample under another seed", () => open(index, opened.draw + 1, opened.choices));
     if (opened.draw) button(draws, "First", "The first draw", () => open(index, 0, opened.choices));

@@ -10,6 +10,8 @@ from nbloader._util.format import number, percent
 from nbloader.explorer.problems import Check
 from nbloader.explorer.values import ArrayFigures
 
+LARGE = 1e6
+"""Numbers from this one on are shown with three digits, even if they are whole."""
 SUMMARY = 80
 """Maximum length of a summary, in characters."""
 FEW = 6
@@ -78,7 +80,7 @@ def figure_lines(figures: ArrayFigures) -> list[str]:
     """Format the statistics of an array as lines of text."""
     lines = []
     if figures.minimum is not None and figures.maximum is not None and figures.mean is not None:
-        lines.append(f"{number(figures.minimum)} to {number(figures.maximum)}, mean {number(figures.mean)}")
+        lines.append(f"{_extreme(figures.minimum)} to {_extreme(figures.maximum)}, mean {number(figures.mean)}")
     if figures.nan:
         lines.append(f"{percent(figures.nan)} NaN")
     if figures.inf:
@@ -86,6 +88,11 @@ def figure_lines(figures: ArrayFigures) -> list[str]:
     if figures.read < figures.count:
         lines.append(f"from {figures.read:,} of {figures.count:,} elements")
     return lines
+
+
+def _extreme(value: float) -> str:
+    """Format a whole number without decimals."""
+    return f"{value:,.0f}" if value.is_integer() and abs(value) < LARGE else number(value)
 
 
 def to_json(item: Field) -> dict[str, Any]:

@@ -58,6 +58,8 @@ class Source:
     """The nbloader loader that the dataset belongs to; None if there is none."""
     original: Any = None
     """The user's dataset itself, which `dataset` may adapt."""
+    tabular: bool = False
+    """Whether the samples are the rows of a table."""
     fixed: bool = False
     """Whether the samples are one batch: they are the same in each draw, and index `WHOLE` is the batch itself."""
     note: str = ""
@@ -192,7 +194,7 @@ def _of_dataset(x: Any, buffer: int, title: str) -> Source:
         workers = "thread" if in_memory or is_async(dataset) else "process"
         return Source(
             dataset, len(dataset), title, names=names, workers=workers, original=x,
-            tokenizer=tokenizer_of(x), root=root_of(x),
+            tabular=of_table is not None and columns is None, tokenizer=tokenizer_of(x), root=root_of(x),
         )  # fmt: skip
     if not hasattr(x, "__iter__"):
         raise TypeError(

@@ -32,6 +32,15 @@ RESULT = """
 print("indices", view._conversation._arranged.indices)
 print(view.code())
 """
+TABLE = """
+import pandas as pd
+nbloader.explore(pd.DataFrame({name: range(50) for name in "abcdefghijklmnop"}))
+"""
+MISALIGNED = """(root) => [...root.querySelectorAll(".nbx-columns > .nbx-sorts")].map((heading, at) => {
+  const cells = root.querySelectorAll(".nbx-scroll .nbx-line > .nbx-cell:not(.nbx-index, .nbx-thumb, .nbx-number)");
+  return Math.abs(heading.getBoundingClientRect().left - cells[at].getBoundingClientRect().left);
+}).filter((distance) => distance > 1)"""
+"""Distances in pixels between a heading and the first cell below it."""
 DRAWN = {
     0: [("img", "1")],
     1: [("img", "1.masks"), ("img", "1.boxes")],
@@ -109,6 +118,8 @@ def _change_what_is_drawn(live: Any) -> None:
     detail.get_by_role("button", name="play scan").wait_for()  # the slice at which it stopped, in full
 
     # What is drawn over a picture can be hidden.
+    live.get_by_label("go to the sample with this index").fill("1")
+    live.get_by_label("go to the sample with this index").press("Enter")
     live.locator(".nbx-card[aria-label^='sample 1,']").click()
     annotations = detail.get_by_label("with annotations")
     annotations.wait_for()
@@ -118,6 +129,8 @@ def _change_what_is_drawn(live: Any) -> None:
     assert picture.get_attribute("src") != annotated
 
     # A point cloud is turned by keys, which are not those of the list.
+    live.get_by_label("go to the sample with this index").fill("6")
+    live.get_by_label("go to the sample with this index").press("Enter")
     live.locator(".nbx-card[aria-label^='sample 6,']").click()
     cloud = detail.locator("canvas.nbx-cloud")
     cloud.wait_for()
@@ -126,12 +139,23 @@ def _change_what_is_drawn(live: Any) -> None:
     assert cloud.evaluate("(node) => node.toDataURL()") != before
 
 
+def _open_a_table(notebook: Any) -> None:
+    """The rows of a data frame are a table from the start, which says how many columns have no room."""
+    notebook.run(2)
+    table = notebook.page.locator(".nbl-live .nbx").nth(1)
+    table.locator(".nbx-line[aria-label^='sample 0,']").wait_for()
+    shown = table.locator(".nbx-columns > .nbx-sorts").count()
+    table.get_by_text(f"+{16 - shown}", exact=True).wait_for()
+    assert table.evaluate(MISALIGNED) == []
+    screenshot(notebook.page, "table-of-a-data-frame")
+
+
 def test_columns_of_the_user_sort_group_and_compare_samples(open_notebook: Any) -> None:
-    notebook = open_notebook(COLUMNS, RESULT)
+    notebook = open_notebook(COLUMNS, RESULT, TABLE)
     page = notebook.page
     page.set_viewport_size({"width": 1400, "height": 1600})
     notebook.run(0)
-    live = page.locator(".nbl-live .nbx")
+    live = page.locator(".nbl-live .nbx").first
     live.locator(".nbx-card img").nth(8).wait_for()
 
     # The largest loss first, then smallest first; also for samples that were not read.
@@ -179,6 +203,7 @@ def test_columns_of_the_user_sort_group_and_compare_samples(open_notebook: Any) 
     live.get_by_role("searchbox").press("Enter")
     live.locator(".nbx-card[aria-setsize='15']", has_text="shape 50").wait_for()
     screenshot(page, "columns-search-dark-900")
+    _open_a_table(notebook)
 
 
 MAP = """

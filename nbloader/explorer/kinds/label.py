@@ -23,10 +23,12 @@ class Label(Kind):
         """Return whether the dataset has a name for the number, or names for the elements of this field."""
         if value.number is not None:
             return value.context.class_name(value.path, value.number) is not None
-        array = value.numbers
-        known = value.path in value.context.names or without_numbers(value.path) in value.context.names
-        named = known and array.ndim == 1 and array.dtype.kind in "iu"
-        return named and 0 < array.size <= MAX_LABELS
+        array, context = value.numbers, value.context
+        if array.ndim != 1 or array.dtype.kind not in "iu" or not 0 < array.size <= MAX_LABELS:
+            return False
+        if value.path in context.names or without_numbers(value.path) in context.names:
+            return True
+        return value.key != "" and all(context.class_name(value.path, at) is not None for at in array.tolist())
 
     def describe(self) -> None:
         """Look up the names."""
