@@ -114,7 +114,7 @@ def to_json(item: Field) -> dict[str, Any]:
         out["figures"] = figure_lines(item.figures)
         out["histogram"] = list(item.figures.histogram)
         low, high = item.figures.minimum, item.figures.maximum
-        out["range"] = [] if low is None or high is None else [number(low), number(high)]
+        out["range"] = [] if low is None or high is None else [_extreme(low), _extreme(high)]
     return out
 
 

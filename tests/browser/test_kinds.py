@@ -147,6 +147,7 @@ def _open_a_table(notebook: Any) -> None:
     shown = table.locator(".nbx-columns > .nbx-sorts").count()
     table.get_by_text(f"+{16 - shown}", exact=True).wait_for()
     assert table.evaluate(MISALIGNED) == []
+    table.scroll_into_view_if_needed()
     screenshot(notebook.page, "table-of-a-data-frame")
 
 
