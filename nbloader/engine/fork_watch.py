@@ -2,9 +2,9 @@
 
 A forked worker has no copy of the threads of the notebook's process. If a library has threads of its own there, or a
 thread held a lock at the moment of the fork, the worker waits for it forever. While a loop waits for a batch, the
-workers are therefore looked at: if each worker that should be working is in its first batch, has used no CPU time
-since the last look, and all its threads wait for locks, it hangs. A worker that waits for a lock of another worker,
-for a disk or for the network does not count: some process is working then, or waits for something else.
+workers are therefore looked at: if each worker that should be working is in its first batch, has used no CPU time to
+speak of since the last look, and all its threads wait for locks, it hangs. A worker that waits for a lock of another
+worker, for a disk or for the network does not count: some process is working then, or waits for something else.
 """
 
 from __future__ import annotations
@@ -20,6 +20,10 @@ FIRST_LOOK = 2.0
 """Seconds of waiting after which the CPU time of the workers is first read."""
 HANG = 5.0
 """Seconds without CPU time after which a worker that waits for a lock hangs."""
+
+
+IDLE = 0.05
+"""Seconds of CPU time that a worker may use in `HANG` and hangs nevertheless: its lines may be sampled meanwhile."""
 
 
 class ForkWatch:
@@ -50,7 +54,8 @@ class ForkWatch:
         before, self._cpu = self._cpu, {uid: of_worker.cpu for uid, of_worker in threads.items()}
         for worker in busy:
             now = threads[worker.uid]
-            if worker.produced or not now.wait_for_locks or before.get(worker.uid) != now.cpu:
+            worked = worker.uid not in before or now.cpu - before[worker.uid] > IDLE * 1e9
+            if worker.produced or not now.wait_for_locks or worked:
                 return None
         return busy[0] if busy else None
 
