@@ -119,6 +119,7 @@ check: lint
 	$(PY) -m pytest -q -m 'unit and not slow' tests
 
 docs: $(MADE)-docs
+	@rm -rf build/site # pages that were removed
 	$(PY) -m sphinx --fail-on-warning --keep-going --quiet --fresh-env --builder html docs build/site
 	$(PY) docs/check_site.py build/site
 
