@@ -201,7 +201,7 @@ class FakeConnection:
         self._credits.append((credit, time.perf_counter_ns()))
 
     def next_report(self):
-        self.free.wait()
+        assert self.free.wait(60), "reports were held back"
         credit, requested = self._credits.popleft()
         report = self._node.report(credit)
         lost = self.loses_batches and any(isinstance(entry, BatchBegin) for entry in pickle.loads(report.entries))

@@ -90,7 +90,9 @@ def test_the_examples_of_extensions_are_files_that_tests_run():
     assert {path.stem for path in examples} >= {"sample_rate", "gaze", "test_worker_kinds", "sampler", "test_prefetch"}
     for example in examples - {ROOT / "nbloader/diagnose/causes/sampler.py"}:  # one of CAUSES, as the tests of all are
         tests = [example] if example.stem.startswith("test_") else example.parent.glob("test_*.py")
-        assert any(example.stem in test.read_text(encoding="utf-8") or test == example for test in tests), example
+        names = (f"import {example.stem}", f"from {example.stem} ", example.name)
+        found = (test == example or any(name in test.read_text(encoding="utf-8") for name in names) for test in tests)
+        assert any(found), example
 
 
 @unit

@@ -188,6 +188,8 @@ def test_classes_of_several_objects_have_the_names_of_the_dataset():
     objects = {"boxes": [[1, 2, 30, 20], [4, 4, 9, 9]], "labels": torch.tensor([1, 0])}
     by_path, _ = fields((np.zeros((40, 60, 3), np.uint8), objects), {"*": ["cat", "dog"]})
     assert (by_path["1.labels"].kind, by_path["1.labels"].summary) == ("label", "dog, cat")
+    by_path, _ = fields((np.zeros((40, 60, 3), np.uint8), np.eye(3, dtype=int)[1]), {"*": ["cat", "dog", "bird"]})
+    assert by_path["1"].kind == "array"  # a flag for each class
     by_path, _ = fields({"labels": np.array([1, 2])}, {"*": ["cat", "dog"]})  # a number without a name
     assert by_path["labels"].kind == "array"
 

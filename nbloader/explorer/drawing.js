@@ -78,6 +78,7 @@ class Media {
 class Drawing {
   constructor(modules) {
     this.modules = modules;
+    this.annotations = true;  // whether they are shown, in all samples
   }
   kind(field) {  // a kind that was registered after the page was loaded is unknown here
     return this.modules[field.kind] ?? this.modules.object;
@@ -93,14 +94,17 @@ class Drawing {
       return node;
     };
     const annotated = (parent) => {
-      const plain = picture(parent, field.picture);
+      const node = picture(parent, field.picture);
       if (field.data?.annotated === undefined) return;
-      const whole = picture(parent, field.data.annotated);
       const label = make("label", "nbx-annotated", parent);
-      const box = Object.assign(make("input", "", label), { type: "checkbox", checked: true });
+      const box = Object.assign(make("input", "", label), { type: "checkbox", checked: this.annotations });
+      box.setAttribute("aria-label", "with annotations");  // by which it keeps the focus when the sample is drawn again
       make("span", "", label, "with annotations");
-      const show = () => { plain.hidden = box.checked; whole.hidden = !box.checked; };
-      box.addEventListener("change", show);
+      const show = () => { node.src = media.url(box.checked ? field.data.annotated : field.picture, "image/png"); };
+      box.addEventListener("change", () => {
+        this.annotations = box.checked;
+        show();
+      });
       show();
     };
     const choice = (parent, label, options, at, name) => {

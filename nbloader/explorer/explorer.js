@@ -5,7 +5,7 @@
 // pixels of the whole list) is mapped to the scroll bar, and the wheel moves `top` itself.
 
 const GAP = 8, CARD = 150, LINE = 30, TALL = 8e6, FIXED = 340, COLUMN = 80, LINE_PADDING = 10;  // pixels; TALL: the highest scroll area; FIXED: columns that every table has
-const COLUMNS = 24;  // most fields of a card
+const COLUMNS = 24;  // most fields of a card: CARD_FIELDS in field.py
 const SIZES = { min: 90, max: 240, step: 30 };  // least widths of a card
 const KEPT = 1500;  // cards that the page keeps
 const BETWEEN = 50;  // ms between two requests for what is on screen
@@ -283,8 +283,8 @@ export async function mount({ model, el, styles, asset, load }) {
       const cell = button(header, `${column}${way}`, `Sort by ${column}`, () => arrange({ sort: column, descending: arrangement.sort === column && !arrangement.descending }));
       cell.className = "nbx-cell nbx-sorts";
     }
-    const hidden = columns.slice(fitting().length);
-    if (hidden.length) make("span", "nbx-more", header, `+${hidden.length}`).title = `Also: ${hidden.join(", ")}. Open a sample to see all.`;
+    const hidden = columns.slice(fitting().length), more = columns.length >= COLUMNS ? " or more" : "";
+    if (hidden.length) make("span", "nbx-more", header, `+${hidden.length}${more}`).title = `Also: ${hidden.join(", ")}${more}. Open a sample to see all.`;
     header.style.paddingRight = `${LINE_PADDING + scroller.offsetWidth - width}px`;  // lines end at the scroll bar
   };
 

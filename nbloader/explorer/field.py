@@ -11,7 +11,7 @@ from nbloader.explorer.problems import Check
 from nbloader.explorer.values import ArrayFigures
 
 LARGE = 1e6
-"""Numbers from this one on are shown with three digits, even if they are whole."""
+"""From this number on, `number` shows whole numbers without decimals, too."""
 SUMMARY = 80
 """Maximum length of a summary, in characters."""
 FEW = 6
@@ -92,7 +92,7 @@ def figure_lines(figures: ArrayFigures) -> list[str]:
 
 def _extreme(value: float) -> str:
     """Format a whole number without decimals."""
-    return f"{value:,.0f}" if value.is_integer() and abs(value) < LARGE else number(value)
+    return f"{value + 0.0:,.0f}" if value.is_integer() and abs(value) < LARGE else number(value)
 
 
 def to_json(item: Field) -> dict[str, Any]:

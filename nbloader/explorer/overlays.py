@@ -58,14 +58,15 @@ def _draw(kind: Kind, canvases: Sequence[Kind], drawn_on: dict[str, Pixels], con
     canvas = max(fitting, key=lambda canvas: _in_common(canvas.field.path, kind.field.path), default=None)
     if canvas is None or canvas.field.size is None:
         return
-    path, alone = canvas.field.path, canvas.canvas()
-    if alone is None:
-        return
-    if context.view.full:
+    path, full = canvas.field.path, context.view.full
+    alone = canvas.canvas() if full or path not in drawn_on else None
+    if full and alone is not None:
         drawn = kind.draw_over(alone.copy(), canvas.field)
         note = joined(f"over {path or 'the picture'}", drawn.note)
         context.show(kind.field, Picture(png(drawn.pixels), *canvas.field.size, note))
-    drawn_on[path] = kind.draw_over(drawn_on.get(path, alone), canvas.field).pixels
+    pixels = drawn_on.get(path, alone)
+    if pixels is not None:
+        drawn_on[path] = kind.draw_over(pixels, canvas.field).pixels
 
 
 def _in_common(path: str, other: str) -> int:

@@ -262,9 +262,10 @@ class LoaderConfig(Generic[T_co]):
     )  # fmt: skip
     worker_init_fn: Callable[[int], None] | None = _argument(
         None, _function,
-        doc="Called with the worker id in each worker before it starts, so once per epoch unless "
-        "`persistent_workers` is set. Each batch is seeded by its number, unless this function seeds a generator: "
-        "then, as in torch, each worker draws from its own, and batch i goes to worker i modulo `num_workers`.",
+        doc="Called with the worker id in each worker when it starts: once per epoch, or once in all with "
+        "`persistent_workers`, and in each replacement. Each batch is seeded by its number, unless this function seeds "
+        "a generator: then, as in torch, each worker draws from its own, and batch i goes to worker i modulo "
+        "`num_workers`.",
     )  # fmt: skip
     multiprocessing_context: str | multiprocessing.context.BaseContext | None = _argument(
         None, attribute=False,
@@ -285,9 +286,9 @@ class LoaderConfig(Generic[T_co]):
     )  # fmt: skip
     persistent_workers: bool = _argument(
         False, fixed=True,
-        doc="With False (the default, as in torch), each epoch begins as in new processes: with the dataset as it is "
-        "in this process, new seeds, and a call of `worker_init_fn`. True keeps the workers' copies of the dataset, "
-        "with all changes that they made to it: workers stay alive between epochs.",
+        doc="With False (the default, as in torch), each epoch has new workers: with the dataset as it is in this "
+        "process, new seeds, and a call of `worker_init_fn`. True keeps the workers between epochs, and their copies "
+        "of the dataset with all changes that they made to it.",
     )  # fmt: skip
     pin_memory_device: str = _argument("", doc="Deprecated in torch; accepted and ignored.")
     in_order: bool = _argument(True, doc="False delivers batches in the order in which they are completed.")

@@ -28,7 +28,10 @@ class Label(Kind):
             return False
         if value.path in context.names or without_numbers(value.path) in context.names:
             return True
-        return value.key != "" and all(context.class_name(value.path, at) is not None for at in array.tolist())
+        numbers = array.tolist()
+        named = [context.class_name(value.path, at) is not None for at in (*numbers, len(numbers) - 1, len(numbers))]
+        flags = len(numbers) > len({0, 1}) and {0, 1} >= set(numbers) and named[-2:] == [True, False]  # one per class
+        return value.key != "" and not flags and all(named[:-2])
 
     def describe(self) -> None:
         """Look up the names."""
