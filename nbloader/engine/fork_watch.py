@@ -20,8 +20,6 @@ FIRST_LOOK = 2.0
 """Seconds of waiting after which the CPU time of the workers is first read."""
 HANG = 5.0
 """Seconds between two looks. A worker that waits for a lock, and has used at most `IDLE` between them, hangs."""
-
-
 IDLE = 0.05
 """Seconds of CPU time that a worker that hangs may use between two looks: its lines may be sampled."""
 

@@ -10,8 +10,6 @@ from nbloader._util.format import number, percent
 from nbloader.explorer.problems import Check
 from nbloader.explorer.values import ArrayFigures
 
-LARGE = 1e6
-"""From this number on, `number` shows whole numbers without decimals, too."""
 SUMMARY = 80
 """Maximum length of a summary, in characters."""
 FEW = 6
@@ -92,7 +90,8 @@ def figure_lines(figures: ArrayFigures) -> list[str]:
 
 def _extreme(value: float) -> str:
     """Format a whole number without decimals."""
-    return f"{value + 0.0:,.0f}" if value.is_integer() and abs(value) < LARGE else number(value)
+    text = number(value)
+    return text.removesuffix(".00").removesuffix(".0") if value.is_integer() else text
 
 
 def to_json(item: Field) -> dict[str, Any]:

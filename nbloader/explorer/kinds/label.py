@@ -28,10 +28,13 @@ class Label(Kind):
             return False
         if value.path in context.names or without_numbers(value.path) in context.names:
             return True
-        numbers = array.tolist()
-        named = [context.class_name(value.path, at) is not None for at in (*numbers, len(numbers) - 1, len(numbers))]
-        flags = len(numbers) > len({0, 1}) and {0, 1} >= set(numbers) and named[-2:] == [True, False]  # one per class
-        return value.key != "" and not flags and all(named[:-2])
+        numbers, count = array.tolist(), len(array)
+
+        def known(number: int) -> bool:
+            return context.class_name(value.path, number) is not None
+
+        a_flag_for_each_class = count > 2 and set(numbers) <= {0, 1} and known(count - 1) and not known(count)
+        return value.key != "" and not a_flag_for_each_class and all(map(known, numbers))
 
     def describe(self) -> None:
         """Look up the names."""
