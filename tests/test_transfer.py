@@ -230,6 +230,24 @@ def test_a_host_that_runs_ahead_waits_first_for_the_work_before_the_oldest_copy(
     lane.close()
 
 
+@pytest.mark.parametrize("ahead", [1, 2, 3])
+@pytest.mark.parametrize("late", [1, 5])
+def test_after_batches_that_were_not_ready_in_time_the_next_ones_are_uploaded_ahead_again(ahead, late):
+    """Also if the host runs ahead of the device: its copies are done only when the host waits for them."""
+    device, returned = Scripted(), []
+    lane = DeviceLane(device, ahead)
+    boxes = [Box(number, returned) for number in range(20)]
+    for number in range(12):
+        lane.catch_up()
+        lane.deliver(BatchKey(0, number), boxes[number])
+        for later in () if number < late else boxes[number + 1 :][:ahead]:
+            if not lane.start_ahead(BatchKey(0, later.number), later):
+                break
+        if number >= late:
+            assert len(lane.started) == ahead
+    lane.close()
+
+
 @given(st.integers(0, 3), st.lists(st.integers(0, 3), max_size=12))
 def test_a_transfer_waits_only_for_copies_that_the_device_has_begun(ahead, ready):
     """The wait for one that it has not begun is a wait for the loop's own work."""

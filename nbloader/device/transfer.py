@@ -10,10 +10,11 @@ takes a batch, the copy of the next batch is started if that batch is ready, and
 only copies from pageable to pinned memory. Registering memory and allocating it happen on the consumer's thread, since
 they would break the capture of a CUDA graph that the consumer has begun.
 
-A host that runs ahead of the device is stopped when more copies are in flight than allowed. It waits in two places, so
-that the waits are counted as what they are: at the beginning of `__next__`, as a part of the loop's step, until the
-device has done the consumer's work that precedes the oldest copy (`DeviceLane.catch_up`); and when the next copy is
-started, until the oldest one is done, because the link is slower.
+A host that runs ahead of the device is stopped. It waits in two places, so that the waits are counted as what they are:
+at the beginning of `__next__`, as a part of the loop's step, until the device has done the consumer's work that
+precedes the copy delivered last (`DeviceLane.catch_up`); and when the next copy is started while more are in flight
+than allowed, until the oldest one is done, because the link is slower. If the host got further ahead, as after a batch
+that was not ready in time, the copies of delivered batches would fill the queue, and no later one could start early.
 
 Without a device, `pin_memory=True` copies batches to torch's pool of pinned memory, because the user then uploads the
 batch, on any stream, and may drop it right away. torch records an event on each stream that reads from its pool, and
@@ -100,6 +101,7 @@ class DeviceLane:
         self._full_epoch = -1  # the epoch in which the device had no memory for an upload ahead
         self._started: dict[BatchKey, Transfer] = {}  # ahead of the consumer
         self._in_flight: InFlight = collections.deque()  # copies that may not be done, oldest first
+        self._delivered: Copy | None = None  # the last one
         _all_in_flight[id(self._in_flight)] = self._in_flight
         weakref.finalize(self, _finish, id(self._in_flight)).atexit = False
 
@@ -164,12 +166,16 @@ class DeviceLane:
                 transfer = self._start(payload.open(), payload, ahead=False)
             except self.accelerator.out_of_memory as error:
                 raise self.accelerator.out_of_memory(self._full(key, error)) from error
-        return DeviceBatch(transfer.copy.deliver(), transfer.copy, transfer.begin)
+        batch = transfer.copy.deliver()
+        self._delivered = transfer.copy
+        return DeviceBatch(batch, transfer.copy, transfer.begin)
 
     def catch_up(self) -> None:
-        """Wait until the device has begun the oldest copy, if too many are in flight for another one."""
-        if not self._has_room() and (oldest := _oldest(self._in_flight)) is not None:
-            oldest.copy.wait_until_begun()
+        """Wait until the device has begun the copy that was delivered last, so has done the work that precedes it."""
+        delivered = self._delivered
+        if delivered is not None:
+            delivered.wait_until_begun()
+            self._delivered = None
 
     def forget(self, epoch: int, number: int | None = None) -> None:
         """Drop the started transfers of an iteration, or only that of one batch. Thread-safe."""
@@ -180,6 +186,7 @@ class DeviceLane:
     def close(self) -> None:
         """Wait for all copies, and release their memory."""
         self._started.clear()
+        self._delivered = None
         _wait_for_all(self._in_flight)
         self.accelerator.close()
 
@@ -246,11 +253,15 @@ class DeviceTransfer:
         self.name = ", ".join(dict.fromkeys(accelerator.name for accelerator in used))
         """Names of the devices."""
 
-    def catch_up(self) -> None:
-        """Wait until each device has done the consumer's work that precedes its oldest copy, if another must wait."""
-        for lane in self._lanes:
-            if lane is not None:
-                lane.catch_up()
+    def catch_up(self, position: int = 0) -> None:
+        """Wait until the device of the next batch has begun the copy that was delivered to it last.
+
+        Args:
+            position: Number of batches of the epoch that were delivered before.
+        """
+        lane = self._lanes[position % len(self._lanes)]
+        if lane is not None:
+            lane.catch_up()
 
     def deliver(
         self, key: BatchKey, payload: TransferPayload, position: int = 0

@@ -295,7 +295,7 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
         if self._warnings.texts:
             self._warnings.warn()
         if self._transfer is not None:
-            self._transfer.catch_up()
+            self._transfer.catch_up(self._resources.delivered)
         requested = _clock()
         self._resources.publish(requested)
         return requested
