@@ -234,14 +234,14 @@ class Explorer:
     def problems(self) -> Found:
         """Return the problems of the samples that were scanned: `view.problems()["duplicate"]`.
 
-        | kind | samples that |
-        |---|---|
-        | `"failed"` | could not be read, scanned or not |
-        | `"duplicate"` | have exactly the same content as an earlier one |
-        | `"alike"` | have a picture that looks like that of an earlier one: resized, brighter, compressed again |
-        | `"not finite"` | contain NaN or infinite numbers |
-        | `"constant"` | contain a picture or a signal with a single value |
-        | `"shape"` | differ in shape, type or fields from nearly all others |
+        The kinds are:
+
+        - "failed": could not be read, scanned or not;
+        - "duplicate": have exactly the same content as an earlier one;
+        - "alike": have a picture that looks like that of an earlier one: resized, brighter, compressed again;
+        - "not finite": contain NaN or infinite numbers;
+        - "constant": contain a picture or a signal with a single value;
+        - "shape": differ in shape, type or fields from nearly all others.
 
         Returns:
             For each kind, a dict from dataset indices to one-line descriptions of the problem.
