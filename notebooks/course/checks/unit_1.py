@@ -64,7 +64,7 @@ def collate(function: Callable[[list[Any]], Any]) -> str:
     if images.shape != (4, 2, 3):
         raise Hint(
             f"four images of shape (2, 3) became an array of shape {images.shape}, not (4, 2, 3). np.concatenate joins "
-            "along a dimension that exists; you need a new first dimension."
+            "along a dimension that exists. You need a new first dimension."
         )
     if images.dtype != np.uint8:
         raise Hint(
@@ -162,7 +162,7 @@ def overtakers(function: Callable[[Sequence[BatchRecord], int], Any], *, measure
             raise Hint(f"a batch does not overtake itself: you return {made} for batch {which}.")
         if isinstance(made, list) and made != sorted(made):
             raise Hint(f"right batches, wrong order: {made}. Records need not be sorted.")
-        raise Hint(f"received were {times}. You say that {made} overtook batch {which}; it was {expected}.")
+        raise Hint(f"received were {times}. You say that {made} overtook batch {which}. It was {expected}.")
     late = max(measured, key=lambda record: record.received - record.fetch_begin).index
     return f"In your experiment batches {attempt(function, measured, late)} overtook batch {late}."
 
@@ -189,8 +189,8 @@ def stages(function: Callable[[Any], Any], *, measured: BatchRecord) -> str:
         raise Hint("you measure each stage from the dispatch. A stage begins where the one before it ends.")
     for before, stage, stamp in zip(STAMPS, STAGES, STAMPS[1:], strict=False):
         if abs(made[stage] - lengths[stage]) > 1e-6:
-            raise Hint(f"{stage!r} lasts from {before} to {stamp}. For a made-up record you give {made[stage]:g} ms; "
-                       f"it is {lengths[stage]} ms.")  # fmt: skip
+            raise Hint(f"{stage!r} lasts from {before} to {stamp}. For a made-up record you give {made[stage]:g} ms "
+                       f"instead of {lengths[stage]} ms.")  # fmt: skip
     real = attempt(function, measured)
     return f"Batch {measured.index}: {', '.join(f'{stage} {real[stage]:.2f} ms' for stage in STAGES)}."
 
@@ -202,7 +202,7 @@ def waited(function: Callable[[Sequence[BatchRecord]], Any], *, measured: Sequen
     records = [SimpleNamespace(requested=a, delivered=b, returned=c, waited=b - a) for a, b, c in times]
     made = number(attempt(function, records), "the share")
     if abs(made - 40) < 1e-9:
-        raise Hint("that is in percent; the share is a number from 0 to 1.")
+        raise Hint("that is in percent. The share is a number from 0 to 1.")
     if abs(made - 100) < 1e-9:
         raise Hint("that is the time that the loop waited. Divide it by the duration of the epoch.")
     if abs(made - 0.6) < 1e-9:

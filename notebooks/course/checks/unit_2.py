@@ -135,11 +135,11 @@ def worker(function: Callable[..., Any]) -> str:
             raise Hint(f"a result is a tuple (number, batch, error), not {result!r}.")
     made = {result[0]: result[1:] for result in results}
     if sorted(made) != [5, 6, 7, 8]:
-        raise Hint(f"there must be one result for each of the batches 5, 6, 7, 8; you sent results for {sorted(made)}.")
+        raise Hint(f"there must be one result for each of the batches 5, 6, 7, 8. You sent results for {sorted(made)}.")
     if isinstance(made[5][0], list):
         raise Hint("the batch is a list of samples: call collate on it. (Here collate makes a tuple.)")
     if made[5][0] != (2, 3):
-        raise Hint(f"batch 5 has the indices [2, 3]; its samples are (2, 3), and you sent {made[5][0]!r}.")
+        raise Hint(f"batch 5 has the indices [2, 3]. Its samples are (2, 3), and you sent {made[5][0]!r}.")
     batch, error = made[7]
     if not isinstance(error, BaseException):
         raise Hint(f"the error of batch 7 is {error!r}: send the exception itself, so that the loop can raise it.")
@@ -354,7 +354,7 @@ def processes(backend: Callable[[], Any], cls: Callable[..., Iterable[Any]], dat
         except queue.Empty:
             raise Hint(
                 "a worker process has ended, and the loop still waits for its batches. Its traceback is printed where "
-                "this notebook was started; `Can't get attribute` there means that a class of the notebook was sent by "
+                "this notebook was started. `Can't get attribute` there means that a class of the notebook was sent by "
                 "its name. Send it with cloudpickle."
             ) from None
     if isinstance(news, Hint):
@@ -416,7 +416,7 @@ def survives(answer: Any) -> str:
             "the loop is left early": "that is what `finally` is for.",
             "a worker process is killed": "who would put the result of its batch into the queue?",
             "a sample never returns": "the loop waits for a result, and nothing limits how long.",
-            "a batch is None": "the error is None, too, so it is an ordinary result; only a *task* of None is special.",
+            "a batch is None": "the error is None, too, so it is an ordinary result. Only a *task* of None is special.",
         },
     )
     return "Both cases hang for the same reason: the loop waits for one queue only, and not for its workers."

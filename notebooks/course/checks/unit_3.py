@@ -57,7 +57,7 @@ def ordered(locking_order: Callable[[list[str]], Any]) -> str:
         for asked in itertools.permutations(names, size):
             made = list(attempt(locking_order, list(asked)))
             if sorted(made) != sorted(asked):
-                raise Hint(f"a sample that needs {list(asked)} must lock all of them; you return {made}.")
+                raise Hint(f"a sample that needs {list(asked)} must lock all of them. You return {made}.")
             for pair in itertools.combinations(made, 2):
                 before.setdefault(pair, list(asked))
     for (first, second), asked in before.items():
@@ -168,7 +168,7 @@ def bounded(cls: Callable[..., Any]) -> str:
             raise Hint("sample 9 was the last one that was used, and it is gone. The newest must not make way.")
         again = use(cache, 7, 8)
         if again:
-            raise Hint(f"of 0 to 9, the last three stay; but {again} had to be read again. Only one goes at a time.")
+            raise Hint(f"of 0 to 9, the last three stay, but {again} had to be read again. Only one goes at a time.")
         use(cache, 7, 8, 9, 7)  # 8 was used longest ago
         use(cache, 5)
         if 7 in use(cache, 7):

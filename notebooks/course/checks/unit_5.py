@@ -215,7 +215,7 @@ def share(
     for i in (0, 7, len(annotations) - 1):
         made = attempt(dataset.__getitem__, i)
         if made != annotations[i]["label"]:
-            raise Hint(f"sample {i} is {made!r}; it is the label of annotation {i}, {annotations[i]['label']}.")
+            raise Hint(f"sample {i} is {made!r}. It should be the label of annotation {i}, {annotations[i]['label']}.")
     own = attempt(private_memory, dataset, limit=60.0) - nothing
     if own > (listed - nothing) / 2:
         raise Hint(

@@ -20,7 +20,7 @@ unit = Unit()
 progress = unit.progress
 
 WORDS = {
-    "consumer": "the loop takes the time; the loader keeps up",
+    "consumer": "the loop takes the time, and the loader keeps up",
     "startup": "workers take long to begin",
     "sampler": "indices are drawn slowly, one after the other",
     "window": "workers are idle: too few batches may be requested ahead",
@@ -47,7 +47,7 @@ def words() -> None:
 
 def _diagnosis(answer: Any, right: Collection[str], hint: str) -> None:
     if answer not in WORDS:
-        raise Hint(f"the cause is one of the words {', '.join(WORDS)}; not {answer!r}.")
+        raise Hint(f"the cause is one of the words {', '.join(WORDS)}. {answer!r} is none of them.")
     if answer not in right:
         raise Hint(f"the cause is not {answer!r} ({WORDS[answer]}): {hint}")
 
@@ -93,7 +93,7 @@ def a(cause: Any, cured: Callable[[], Any]) -> str:
             f"{overlaps} of {len(records)} batches began while another one was in progress: they are still made one "
             "after the other, by the loop or by a single worker."
         )
-    return f"{overlaps} of {len(records)} batches began while another one was in progress; before, none did."
+    return f"{overlaps} of {len(records)} batches began while another one was in progress. Before, none did."
 
 
 @unit.task("Loader B")
