@@ -281,7 +281,7 @@ def test_bands_behind_rows_and_columns_are_slices_and_colors_before_time_make_a_
     video = np.zeros((3, 16, 64, 48), np.uint8)
     video[0, 8] = 255
     by_path, description = described(video)
-    assert by_path[""].note == "slice 8 of 16, channels first"
+    assert by_path[""].note == "picture 8 of 16, channels first"
     assert decode(description.buffers[0]).reshape(-1, 3).max(axis=0).tolist() == [255, 0, 0]
 
 

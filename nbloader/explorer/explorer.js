@@ -274,7 +274,8 @@ export async function mount({ model, el, styles, asset, load }) {
   const drawHeader = () => {
     header.replaceChildren();
     make("span", "nbx-check", header);
-    for (const [name, kind] of [["Index", "nbx-index"], ["", "nbx-thumb"], ["Time", "nbx-number"], ["Size", "nbx-number"]]) {
+    const size = [...cards.values()].some((card) => card.nbytes) ? "Size" : "";  // rows of plain values have none
+    for (const [name, kind] of [["Index", "nbx-index"], ["", "nbx-thumb"], ["Time", "nbx-number"], [size, "nbx-number"]]) {
       make("span", `nbx-cell ${kind}`, header, name);
     }
     if (Object.keys(reasons).length) make("span", "nbx-cell", header, "Problem");
@@ -548,7 +549,8 @@ export async function mount({ model, el, styles, asset, load }) {
     if (!sample) make("p", "nbl-note", detail, "reading…");
     else if (sample.error !== undefined) drawFailure(sample);
     else {
-      const cost = `${time(sample.seconds)} to read, ${time(sample.cpu_seconds)} of CPU time, ${bytes(sample.nbytes)}`;
+      const size = sample.nbytes ? `, ${bytes(sample.nbytes)}` : "";
+      const cost = `${time(sample.seconds)} to read, ${time(sample.cpu_seconds)} of CPU time${size}`;
       make("p", "nbl-note", detail, cost);
       const inside = sample.fields[0]?.container && !sample.fields[0].drawn ? sample.fields.slice(1) : sample.fields;
       for (const field of inside) drawField(field, sample.media);

@@ -49,7 +49,7 @@ DRAWN = {
     6: [("img", "4,000 points. Arrow keys turn the point cloud.")],
     7: [("img", "sample: 12 nodes, 18 edges")],
     8: [("slider", "slice of scan"), ("combobox", "axis of scan"), ("combobox", "window of scan")],
-    9: [("slider", "slice of the sample"), ("button", "play the sample")],
+    9: [("slider", "picture of the sample"), ("button", "play the sample")],
     11: [("img", "jpg")],
 }
 """What is in the detail of a sample: role and name."""

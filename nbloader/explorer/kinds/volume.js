@@ -1,10 +1,10 @@
-// One slice of a stack of pictures: a slider and a player for the others, the axis of a volume, the window of its values.
+// One picture of a stack, a slice of a volume, or a picture of a video or a batch: a slider and a player for the others, the axis of a volume, the window of its values.
 
 const PAUSE = 90;  // ms between two frames
 
 export function draw(el, field, { make, picture, choose, choice, url }) {
   picture(el, field.picture);
-  const { slices, slice, axes, axis, windows, window: shown, frames } = field.data;
+  const { slices, slice, unit, axes, axis, windows, window: shown, frames } = field.data;
   const name = field.path || "the sample", still = el.querySelector(":scope > .nbx-picture");
   if (slices > 1) {
     const bar = make("div", "nbx-bar nbx-player", el);
@@ -14,12 +14,12 @@ export function draw(el, field, { make, picture, choose, choice, url }) {
     play.setAttribute("aria-label", `play ${name}`);
     const slider = make("input", "nbx-slider", bar);
     Object.assign(slider, { type: "range", min: 0, max: slices - 1, value: slice });
-    slider.setAttribute("aria-label", `slice of ${name}`);
-    const number = make("span", "nbl-note", bar, `slice ${slice}`);
+    slider.setAttribute("aria-label", `${unit} of ${name}`);
+    const number = make("span", "nbl-note", bar, `${unit} ${slice}`);
     const film = frames && still ? filmOf(make, still, url(frames.strip, "image/png"), frames) : null;
     const show = (at) => {
       slider.value = at;
-      number.textContent = `slice ${at}`;
+      number.textContent = `${unit} ${at}`;
       film?.show(at);
     };
     let timer = null;

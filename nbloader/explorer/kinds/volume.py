@@ -31,7 +31,7 @@ class Stack(NamedTuple):
 
 
 class Volume(Kind):
-    """One slice of a stack of pictures, which the user chooses, and small ones that are played."""
+    """One picture of a stack, which the user chooses, and small ones that are played: a volume, or a video."""
 
     name = "volume"
     compared_as = "picture"
@@ -57,13 +57,14 @@ class Volume(Kind):
         stack = _stack(self.value.numbers, axis)
         count = len(stack.array)
         at = min(max(context.choice(field.path, count // 2), 0), count - 1)
-        field.data |= {"slices": count, "slice": at}
+        unit = "slice" if self.value.numbers.ndim == 3 else "picture"
+        field.data |= {"slices": count, "slice": at, "unit": unit}
         shown = show(field, stack.array[at], stack.layout, context, stack.array)
         if stack.axes > 1:
             field.data |= {"axes": stack.axes, "axis": axis}
         if context.view.full and count > 1:
             self._attach_frames(stack, shown.limits)
-        field.note = joined(field.note, f"slice {at} of {count}{stack.note}")
+        field.note = joined(field.note, f"{unit} {at} of {count}{stack.note}")
 
     def _attach_frames(self, stack: Stack, limits: pictures.Limits | None) -> None:
         """Attach small pictures of the slices, one below the other, which are played one after another."""
