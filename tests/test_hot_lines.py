@@ -73,6 +73,22 @@ def test_the_order_of_workers_does_not_matter(one: list[StackCount], other: list
 
 
 @pytest.mark.unit
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=12), st.integers(0, 30))
+def test_of_short_epochs_as_many_count_as_have_enough_samples(sizes: list[int], enough: int):
+    profile = LineProfile(enough)
+    for epoch, size in enumerate(sizes):
+        profile.begin_epoch()
+        profile.add([StackCount((CodeLine("data.py", "get", epoch),), 1.0, 0.0)] * size)
+    with_samples = [(epoch, size) for epoch, size in enumerate(sizes) if size]
+    expected: dict[int, int] = {}
+    for epoch, size in reversed(with_samples):
+        if expected and sum(expected.values()) >= enough:
+            break
+        expected[epoch] = size
+    assert {count.stack[0].line: count.computing for count in profile.stacks()} == expected
+
+
+@pytest.mark.unit
 @given(COUNTS)
 def test_shares_are_sorted_and_add_up(counts: list[StackCount]):
     profile = LineProfile()
@@ -278,6 +294,7 @@ def sampling_threads():
 @pytest.mark.linux("worker processes can be sampled")
 def test_profiling_can_be_switched_while_a_loop_runs_and_only_busy_workers_are_sampled():
     with DataLoader(light.Hot(10_000, "waiting"), 2, num_workers=1, output="numpy", persistent_workers=True) as loader:
+        loader.profile_lines(on=False)
         epoch = iter(loader)
         next(epoch)
         assert not sampling_threads()
@@ -330,6 +347,17 @@ def test_lines_are_sampled_by_themselves_while_a_loop_waits(num_workers):
         loader.profile_lines(on=None)
         while not sampling_threads():
             next(epoch)
+
+
+@pytest.mark.linux("worker processes can be sampled")
+def test_lines_are_named_after_several_epochs_that_are_too_short_for_one():
+    with DataLoader(light.Hot(8, "waiting"), 1, num_workers=2, output="numpy") as loader:
+        for _ in range(60):
+            list(loader)
+            sentence = loader.stats().epoch_verdict.sentence
+            if light.__file__.rpartition("/")[2] in sentence:
+                return
+    raise AssertionError(f"no line is named: {sentence}, {loader.hot_lines()}")
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

@@ -917,8 +917,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def profile_lines(self, on: bool | None = True) -> None:
         """Sample the lines of code that the workers execute all the time, or not at all; `hot_lines()` shows them.
 
-        If this method is not called, workers are sampled while a loop waits for them, from 0.5 s after the beginning
-        of an epoch on, and the samples of an epoch replace those of the one before.
+        If this method is not called, workers are sampled while a loop waits for them, from 0.1 s after the beginning
+        of an epoch on. The samples of an epoch replace those of earlier ones, if there are at least 20.
 
         Sampling can be switched at any time, from any thread, even while a loop runs. Each worker is sampled at most 20
         times a second, which takes about 0.03% of its time; nothing is sampled while no epoch runs.

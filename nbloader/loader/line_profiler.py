@@ -34,14 +34,15 @@ INTERVAL = 0.05
 not lock onto a rhythm of the dataset."""
 PROMPT = 1e-4
 """Seconds; see `_prompt_switches`."""
-AFTER = 0.5
+AFTER = 0.1
 """Seconds after the beginning of an epoch from which waits are sampled. The workers of a shorter one just start."""
 RECENT = 0.2
 """Seconds for which a wait counts as present. The consumer reports its waits at most every 0.1 s."""
 LOOK = 1.0
 """Minimum seconds between two looks for the slowest line, which take a few milliseconds."""
 ENOUGH, NOTABLE = 20, 0.2
-"""A line is named in a verdict from this number of samples, and from this share of the workers' time on."""
+"""A line is named in a verdict from this number of samples, and from this share of the workers' time on. If an epoch is
+so short that it has fewer samples, those of the epochs before it count, too."""
 AT_ONCE = 4
 """Number of workers that are sampled at a time."""
 
@@ -59,7 +60,7 @@ class LineProfiler:
         """Whether samples are taken while an epoch runs; None while its loop waits."""
         self._outdated = False  # whether the samples are of an epoch before the newest one
         self._began = self._awaited = 0.0  # when the newest epoch began, and its loop waited last
-        self._profile = LineProfile()
+        self._profile = LineProfile(ENOUGH)
         self._engine = engine
         self._open: set[int] = set()
         self._closed = False  # whether the loader was closed
@@ -106,11 +107,11 @@ class LineProfiler:
                     self._start()
 
     def _add(self, counts: Iterable[StackCount]) -> None:
-        """Add samples. Those that were taken by themselves replace the samples of an earlier epoch."""
+        """Add samples. Of those that were taken by themselves, the first one of an epoch begins it in the profile."""
         counts = list(counts)
         if counts and self._outdated:
             self._outdated = False
-            self._profile.clear()
+            self._profile.begin_epoch()
         self._profile.add(counts)
 
     def epoch_ended(self, epoch: int) -> None:

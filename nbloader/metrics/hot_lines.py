@@ -13,6 +13,7 @@ import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from nbloader._util.format import clean, percent, plural
 from nbloader.events.stack_samples import STAGE_FILE, CodeLine, StackCount
@@ -25,32 +26,59 @@ _SOURCE, _PLACE = 60, 60
 _NOTABLE = 0.01
 """Smallest share of waiting for a core that is shown."""
 
+_Counts: TypeAlias = "dict[tuple[CodeLine, ...], StackCount]"
+
 
 class LineProfile:
-    """Merges the samples of all workers. Thread-safe; the number of stacks is limited."""
+    """Merges the samples of all workers. Thread-safe; the number of stacks is limited.
 
-    def __init__(self) -> None:
+    Args:
+        enough: Number of samples that an epoch has to have. If it has fewer, those of the epochs before it count, too.
+    """
+
+    def __init__(self, enough: int = 0) -> None:
         self._lock = threading.Lock()
-        self._counts: dict[tuple[CodeLine, ...], StackCount] = {}
+        self._enough = enough
+        self._epochs: collections.deque[_Counts] = collections.deque([{}])  # the newest last
+
+    def begin_epoch(self) -> None:
+        """Begin another epoch, and forget the epochs that do not count any more."""
+        with self._lock:
+            while len(self._epochs) > 1 and sum(map(_samples, list(self._epochs)[1:])) >= self._enough:
+                self._epochs.popleft()
+            if self._epochs[-1]:
+                self._epochs.append({})
 
     def add(self, counts: Iterable[StackCount]) -> None:
         """Add samples."""
         with self._lock:
-            for count in counts:
-                stack = count.stack
-                key = stack if stack in self._counts or len(self._counts) < MAX_STACKS else stack[:1]
-                self._counts[key] = _plus(self._counts.get(key) or StackCount(key, 0.0, 0.0), count)
+            _merge(self._epochs[-1], counts)
 
     def clear(self) -> None:
         """Forget all samples."""
         with self._lock:
-            self._counts.clear()
+            self._epochs = collections.deque([{}])
 
     def stacks(self) -> tuple[StackCount, ...]:
         """Return all stacks, most frequent first."""
+        merged: _Counts = {}
         with self._lock:
-            found = list(self._counts.values())
-        return tuple(sorted(found, key=lambda s: (-s.computing - s.waiting, s.stack)))
+            for epoch in reversed(self._epochs):
+                if merged and _samples(merged) >= self._enough:
+                    break
+                _merge(merged, epoch.values())
+        return tuple(sorted(merged.values(), key=lambda s: (-s.computing - s.waiting, s.stack)))
+
+
+def _merge(counts: _Counts, others: Iterable[StackCount]) -> None:
+    for other in others:
+        stack = other.stack
+        key = stack if stack in counts or len(counts) < MAX_STACKS else stack[:1]
+        counts[key] = _plus(counts.get(key) or StackCount(key, 0.0, 0.0), other)
+
+
+def _samples(counts: _Counts) -> float:
+    return sum(count.computing + count.waiting for count in counts.values())
 
 
 def _plus(one: StackCount, other: StackCount) -> StackCount:
