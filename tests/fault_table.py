@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import collections
 import ctypes
 import errno
 import os
@@ -265,12 +266,18 @@ def in_workers() -> Iterator[Fault]:
 def table() -> str:
     """The table of docs/faults.md."""
     stages = f"{', '.join(WORKER_STAGES[:-1])} or {WORKER_STAGES[-1]}"
+    in_worker = collections.defaultdict(list)
+    for kind, (_how, outcome) in IN_WORKER.items():
+        in_worker[outcome].append(kind)
+    in_notebook = collections.defaultdict(list)
+    for fault in sorted(IN_NOTEBOOK, key=_order):
+        in_notebook[fault.stage, fault.outcome].append(fault.kind)
     lines = [f"| in a worker, during {stages} | outcome |", "|---|---|"]
-    lines += [f"| {kind} | {outcome} |" for kind, (_how, outcome) in IN_WORKER.items()]
+    lines += [f"| {'; '.join(kinds)} | {outcome} |" for outcome, kinds in in_worker.items()]
     lines += ["", "| stage in the notebook's process | what happens meanwhile | outcome |", "|---|---|---|"]
-    lines += [f"| {fault.stage} | {fault.kind} | {fault.outcome} |" for fault in sorted(IN_NOTEBOOK, key=_order)]
+    lines += [f"| {stage} | {'; '.join(kinds)} | {outcome} |" for (stage, outcome), kinds in in_notebook.items()]
     total = len(IN_NOTEBOOK) + len(list(in_workers()))
-    return "\n".join([*lines, "", f"{total} entries."]) + "\n"
+    return "\n".join([*lines, "", f"{total} faults."]) + "\n"
 
 
 def _order(fault: Fault) -> int:
