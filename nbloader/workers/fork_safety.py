@@ -7,9 +7,10 @@ for them forever.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
 from types import FunctionType, ModuleType
 from typing import Any
+
+from nbloader.workers.reachable import reachable
 
 THREADED = frozenset({"grpc", "jax", "polars", "tensorflow"})
 """Packages whose threads do not survive a fork, once they have been used. All others are forked; if their workers hang,
@@ -17,31 +18,16 @@ the loader changes to clean ones."""
 
 
 def threaded_package(*parts: Any) -> str:
-    """Return a package of `THREADED` that a dataset or a function uses, as far as attributes and globals show, or "".
+    """Return a package of `THREADED` that a dataset or a function uses, or "".
+
+    That is what their attributes, closures and globals show, as far as `reachable` goes.
 
     Args:
         parts: The dataset and the functions.
     """
     loaded = THREADED & sys.modules.keys()
-    used = (_package(value) for part in parts for value in _used_by(part)) if loaded else ()
+    used = (_package(value) for value in reachable(*parts)) if loaded else ()
     return next((package for package in used if package in loaded), "")
-
-
-def _used_by(part: Any) -> Iterator[Any]:
-    """Yield the attributes of an object, and the globals that its class or function names."""
-    attributes = getattr(part, "__dict__", None)
-    if isinstance(attributes, dict):
-        yield from list(attributes.values())
-    for function in _functions(part):
-        names = {function.__code__.co_name, *function.__code__.co_names}
-        yield from (function.__globals__[name] for name in names if name in function.__globals__)
-
-
-def _functions(part: Any) -> Iterable[FunctionType]:
-    if isinstance(part, FunctionType):
-        return [part]
-    members = [member for cls in type(part).__mro__ for member in vars(cls).values()]
-    return [member for member in members if isinstance(member, FunctionType)]
 
 
 def _package(value: Any) -> str:
