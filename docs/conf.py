@@ -63,16 +63,17 @@ copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 
 
-def write_player(app: Sphinx, error: Exception | None) -> None:
-    """Write the page with the recorded runs, which docs/recordings/record.py has made."""
+def write_players(app: Sphinx, error: Exception | None) -> None:
+    """Write the pages with the recorded runs, which docs/recordings/record.py has made."""
     if error is not None or app.builder.format != "html":
         return
-    runs = {"Do nothing": "do-nothing.nbl", "Restart it": "restart-worker.nbl"}
-    files = {name: Path(app.confdir) / "recordings" / file for name, file in runs.items()}
-    player = nbloader.play(files, fork="a worker hangs")
-    player.save(Path(app.outdir) / "_static" / "recorded-run.html", title="A worker hangs", plots=False)
+    recordings, pages = Path(app.confdir) / "recordings", Path(app.outdir) / "_static"
+    runs = {"Do nothing": recordings / "do-nothing.nbl", "Restart it": recordings / "restart-worker.nbl"}
+    player = nbloader.play(runs, fork="a worker hangs")
+    player.save(pages / "recorded-run.html", title="A worker hangs", plots=False)
+    nbloader.play(recordings / "late-batch.nbl").save(pages / "late-batch.html", title="A batch is late", plots=False)
 
 
 def setup(app: Sphinx) -> None:
-    """Write the player once the site is built."""
-    app.connect("build-finished", write_player)
+    """Write the players once the site is built."""
+    app.connect("build-finished", write_players)

@@ -588,7 +588,7 @@ def test_of_a_long_epoch_the_first_batches_are_kept_and_the_others_counted(tmp_p
     assert recording.end.left_out == 10
 
 
-@pytest.mark.parametrize("name", ["do-nothing.nbl", "restart-worker.nbl"])
+@pytest.mark.parametrize("name", ["do-nothing.nbl", "restart-worker.nbl", "late-batch.nbl"])
 def test_the_recordings_of_the_documentation_have_all_that_the_panels_draw_now(name):
     recording = read(Path(__file__).parents[1] / "docs" / "recordings" / name)
     assert recording.end is not None

@@ -1,7 +1,7 @@
-"""Records the two runs that the documentation plays: `python docs/recordings/record.py`, which takes half a minute.
+"""Records the runs that the documentation plays: `python docs/recordings/record.py`, which takes a minute.
 
-In both of them a worker hangs in a sample. In one, nobody does anything for ten seconds more; in the other one the
-worker is restarted soon, and another one takes over its batch.
+In two of them a worker hangs in a sample. In one, nobody does anything for ten seconds more; in the other one the
+worker is restarted soon, and another one takes over its batch. In the third one a batch is late.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from nbloader import DataLoader
 HERE = Path(__file__).parent
 FORK = "a worker hangs"
 HUNG_SAMPLE = 24 * 16 + 5
+LATE_SAMPLE = 22 * 4 + 1
 WAITS = {"do-nothing.nbl": 10.0, "restart-worker.nbl": 0.5}
 """Seconds from when the worker is stuck until somebody does something."""
 
@@ -72,6 +73,32 @@ def record(name: str, wait: float) -> None:
         flag.unlink(missing_ok=True)
 
 
+class Late:
+    """Samples of 20 ms, apart from one of 3 seconds."""
+
+    def __len__(self) -> int:
+        """Samples."""
+        return 240
+
+    def __getitem__(self, index: int) -> int:
+        """Sample i is i."""
+        time.sleep(3.0 if index == LATE_SAMPLE else 0.02)
+        return index
+
+
+def record_late() -> None:
+    """Record an epoch in which a batch is late, so that later ones wait in the reorder buffer."""
+    with (
+        DataLoader(Late(), batch_size=4, num_workers=3, prefetch_factor=2) as loader,
+        loader.record(HERE / "late-batch.nbl") as recorder,
+    ):
+        for batch in loader:
+            if LATE_SAMPLE - 8 in batch:
+                recorder.mark("a batch is late")
+            time.sleep(0.05)  # the training step
+
+
 if __name__ == "__main__":
+    record_late()
     for name, wait in WAITS.items():
         record(name, wait)
