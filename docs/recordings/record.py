@@ -15,7 +15,8 @@ from nbloader import DataLoader
 HERE = Path(__file__).parent
 FORK = "a worker hangs"
 HUNG_SAMPLE = 24 * 16 + 5
-LATE_SAMPLE = 22 * 4 + 1
+LATE_SAMPLE, BLOCKED = 22 * 4 + 1, 6
+"""The sample of the third run that is late, and how many batches wait behind it at the mark."""
 WAITS = {"do-nothing.nbl": 10.0, "restart-worker.nbl": 0.5}
 """Seconds from when the worker is stuck until somebody does something."""
 
@@ -92,9 +93,14 @@ def record_late() -> None:
         DataLoader(Late(), batch_size=4, num_workers=3, prefetch_factor=2) as loader,
         loader.record(HERE / "late-batch.nbl") as recorder,
     ):
-        for batch in loader:
-            if LATE_SAMPLE - 8 in batch:
-                recorder.mark("a batch is late")
+
+        def mark() -> None:
+            while loader.stats().reordering < BLOCKED:
+                time.sleep(0.05)
+            recorder.mark("a batch is late")
+
+        threading.Thread(target=mark, daemon=True).start()
+        for _batch in loader:
             time.sleep(0.05)  # the training step
 
 
