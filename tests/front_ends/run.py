@@ -392,18 +392,21 @@ def _kind(said: dict[str, Any]) -> str:
 
 def _table(rows: list[dict[str, Any]], steps: tuple[str, ...]) -> str:
     lines = ["| front end | " + " | ".join(steps) + " |", "|---" * (len(steps) + 1) + "|"]
+    titles: dict[str, list[str]] = {}
     for row in rows:
         cells = ["no" if "failed" in row else row["results"].get(step, "").split(":")[0] for step in steps]
-        shown = " | ".join("**no**" if cell == "no" else cell for cell in cells)
-        lines.append(f"| {row['title']} | {shown} |")
+        titles.setdefault(" | ".join("**no**" if cell == "no" else cell for cell in cells), []).append(row["title"])
+    lines += [f"| {'; '.join(alike)} | {shown} |" for shown, alike in titles.items()]
     return "\n".join(lines) + "\n"
 
 
 def _versions(rows: list[dict[str, Any]]) -> str:
     lines = ["| front end | date | versions |", "|---|---|---|"]
+    titles: dict[str, list[str]] = {}
     for row in rows:
         found = ", ".join(f"{name} {version}" for name, version in row["versions"].items())
-        lines.append(f"| {row['title']} | {row['date']} | {found} |")
+        titles.setdefault(f"{row['date']} | {found}", []).append(row["title"])
+    lines += [f"| {'; '.join(alike)} | {shown} |" for shown, alike in titles.items()]
     return "\n".join(lines) + "\n"
 
 
