@@ -19,6 +19,7 @@ import weakref
 from pathlib import Path
 
 import pytest
+from datasets import wait_for
 from fake_loader import FakeLoader
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -466,7 +467,7 @@ def test_closing_the_loader_or_losing_it_completes_the_recording(tmp_path):
     ref = weakref.ref(loader)
     del loader
     gc.collect()
-    assert ref() is None
+    wait_for(lambda: ref() is None)  # its thread may look at the loader at this moment
     lost._publisher.thread.join(TIMEOUT)
     assert read(lost.path).end.reason == "closed"
 

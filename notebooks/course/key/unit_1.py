@@ -38,7 +38,7 @@ def collate(samples):
     return [image for image, _ in samples], [label for _, label in samples]
 
 
-# %% collate | mistake: joined along the first dimension of the images | hint: you need a new first dimension
+# %% collate | mistake: joined along the first dimension of the images | hint: You need a new first dimension
 def collate(samples):
     return np.concatenate([image for image, _ in samples]), np.array([label for _, label in samples])
 

@@ -402,7 +402,7 @@ survives = {
 }
 
 
-# %% survives | mistake: None ends everything | hint: only a *task* of None is special
+# %% survives | mistake: None ends everything | hint: Only a *task* of None is special
 survives = {
     "a sample raises an exception": True,
     "the loop is left early": True,

@@ -227,7 +227,7 @@ class Shared:
         return self.annotations[i]["label"]
 
 
-# %% share-task | mistake: the whole annotation as a sample | hint: it is the label of annotation
+# %% share-task | mistake: the whole annotation as a sample | hint: It should be the label of annotation
 class Shared:
     def __init__(self, annotations):
         self.annotations = nbloader.share(annotations)
