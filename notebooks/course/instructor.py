@@ -1,6 +1,6 @@
 """For instructors: the notebooks of the course with the key filled in.
 
-    python instructor.py ../../build/key    write the six notebooks, with the key in the answer cells, into a folder
+    python instructor.py ../../build/key    write the notebooks, with the key in the answer cells, into a folder
 
 The text of the course is stored once, in the students' notebooks, and the answers once, in `key/`. A file there
 consists of cells: `# %% window` begins the answer to the cell `window` of the notebook, and `# %% window | mistake:
