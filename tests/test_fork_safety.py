@@ -51,7 +51,16 @@ def with_closure() -> Callable[[int], Frame]:
     return lambda _i: frame
 
 
+def of_a_library() -> Any:
+    """A dataset whose class is defined in an installed package, and uses the module."""
+    source = "class Installed:\n    def __getitem__(self, i):\n        return len(pl.__name__) + i\n"
+    module: dict[str, Any] = {"pl": pl, "__name__": "installed"}
+    exec(compile(source, np.__file__.replace("__init__.py", "installed.py"), "exec"), module)
+    return module["Installed"]()
+
+
 USED = {
+    "a global of a method of an installed package": of_a_library,
     "the dataset itself": Frame,
     "an attribute": lambda: Dataset(frame=Frame()),
     "an attribute of an attribute": lambda: Dataset(inner=Dataset(frame=Frame())),

@@ -253,7 +253,7 @@ class DeviceTransfer:
         self.name = ", ".join(dict.fromkeys(accelerator.name for accelerator in used))
         """Names of the devices."""
 
-    def catch_up(self, position: int = 0) -> None:
+    def catch_up(self, position: int) -> None:
         """Wait until the device of the next batch has begun the copy that was delivered to it last.
 
         Args:

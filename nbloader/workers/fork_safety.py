@@ -7,6 +7,7 @@ for them forever.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Iterator
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -18,16 +19,28 @@ the loader changes to clean ones."""
 
 
 def threaded_package(*parts: Any) -> str:
-    """Return a package of `THREADED` that a dataset or a function uses, or "".
-
-    That is what their attributes, closures and globals show, as far as `reachable` goes.
+    """Return a package of `THREADED` that a dataset or a function uses, as far as `_used_by` shows, or "".
 
     Args:
         parts: The dataset and the functions.
     """
     loaded = THREADED & sys.modules.keys()
-    used = (_package(value) for value in reachable(*parts)) if loaded else ()
+    used = (_package(value) for part in parts for value in _used_by(part)) if loaded else ()
     return next((package for package in used if package in loaded), "")
+
+
+def _used_by(part: Any) -> Iterator[Any]:
+    """Yield what an object refers to, and the globals of its own methods, even if a library defines its class."""
+    yield from reachable(part)
+    for function in _functions(part):
+        yield from (function.__globals__[name] for name in function.__code__.co_names if name in function.__globals__)
+
+
+def _functions(part: Any) -> Iterable[FunctionType]:
+    if isinstance(part, FunctionType):
+        return [part]
+    members = [member for cls in type(part).__mro__ for member in vars(cls).values()]
+    return [member for member in members if isinstance(member, FunctionType)]
 
 
 def _package(value: Any) -> str:
