@@ -39,7 +39,7 @@ def test_perfetto_reads_a_trace_without_complaint_and_finds_every_lane_and_arrow
         for _batch in loader:
             time.sleep(0.001)
         trace = loader.trace.save(tmp_path / "epoch.json")
-        workers = {f"worker {record.worker}" for record in loader.events.batches()}  # one may have made all batches
+        workers = {f"worker {record.worker}" for record in loader.events.batches()}
     page = browser.new_page(viewport={"width": 1500, "height": 700})
     try:
         page.route(SITE + "**", lambda route: route.fulfill(path=_file(route.request.url, folder, trace)))
@@ -47,7 +47,9 @@ def test_perfetto_reads_a_trace_without_complaint_and_finds_every_lane_and_arrow
         page.wait_for_function("() => self.app?.trace?.engine", timeout=90_000)
         assert page.evaluate(ASK, TROUBLE) == []
         lanes = dict(page.evaluate(ASK, LANES))
-        assert set(lanes) == {"your loop", "upload to stand-in:0", "pin", *workers}
+        # One worker may have made all batches. The lane of the other one then has an event or nothing.
+        assert set(lanes) - {"worker 0", "worker 1"} == {"your loop", "upload to stand-in:0", "pin"}
+        assert set(lanes) >= workers
         assert lanes["your loop"] == "40", "a wait and a step for each batch"
         arrows = {tuple(pair) for pair in page.evaluate(ASK, ARROWS)}
         assert arrows >= {(f"upload {i}", f"step {i}") for i in range(20)}
