@@ -84,9 +84,11 @@ class Attributed:
         ((RGB, LABELS[:32]), ["image", "image"]),
         ((RGB, {"masks": np.ones((3, 64, 48), np.uint8), "boxes": [[1, 2, 9, 9]]}), ["image", "tree", "mask", "boxes"]),
         ((RGB, {"masks": torch.ones(5, 64, 48, dtype=torch.bool)}), ["image", "tree", "mask"]),
-        ((torch.randn(2, 16_000), 16_000, "yes"), ["audio", "number", "text"]),
+        ((torch.randn(2, 16_000), 16_000, "yes"), ["audio", "rate", "text"]),
         ((torch.randn(2, 16_000), 16_001), ["signal", "number"]),
-        ({"audio": np.zeros(99), "sampling_rate": 8000, "text": "a"}, ["audio", "number", "text"]),
+        ({"audio": np.zeros(99), "sampling_rate": 8000, "text": "a"}, ["audio", "rate", "text"]),
+        ({"label": 3, "sample_rate": np.float32(44_100), "wave": np.zeros(99)}, ["number", "rate", "audio"]),
+        ({"rate": 16_000, "image": RGB}, ["number", "image"]),
         ((RGB, [{"bbox": [1, 2, 9, 9], "category_id": 1}]), ["image", "objects"]),
         ([torch.randn(96, 7)], ["signal"]),
         ([torch.randn(7, 96)], ["signal"]),
@@ -117,6 +119,12 @@ class Attributed:
 def test_values_are_recognized_without_names_by_shape_type_values_and_what_is_beside_them(sample, kinds):
     _, description = described(sample)
     assert [field.kind for field in description.fields[1:]] == kinds
+
+
+def test_a_sampling_rate_is_the_last_in_a_caption_and_has_a_unit():
+    _, description = described((torch.randn(1, 16_000), 16_000, "yes", 7, 8))
+    assert [description.fields[at].summary for at in description.caption] == ["7", "8", "yes"]
+    assert description.fields[2].summary == "16,000 Hz"
 
 
 @given(

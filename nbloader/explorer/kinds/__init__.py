@@ -37,6 +37,7 @@ from nbloader.explorer.kinds.none import Nothing
 from nbloader.explorer.kinds.number import Number
 from nbloader.explorer.kinds.object import Object
 from nbloader.explorer.kinds.objects import Objects
+from nbloader.explorer.kinds.rate import Rate
 from nbloader.explorer.kinds.signal import Signal
 from nbloader.explorer.kinds.text import Text
 from nbloader.explorer.kinds.tokens import Tokens
@@ -70,6 +71,7 @@ KINDS: list[type[Kind]] = [
     Text,
     Media,  # bytes that can be played
     Bytes,
+    Rate,  # a number beside a waveform
     Label,  # a number with a name
     Number,
     Tokens,  # by name and shape, and by what is beside them
