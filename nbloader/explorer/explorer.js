@@ -90,6 +90,7 @@ export async function mount({ model, el, styles, asset, load }) {
   const statistics = new Statistics(root, {
     send: (message) => connection.send(message),
     open: (index) => open(index),
+    toggle: (index) => toggle(index),
     list: (name) => connection.send({ kind: "order", name }),
     arrange: (part) => arrange(part),
   });

@@ -122,7 +122,7 @@ class Histogram {
 
 class Scatter {
   constructor(parent, api) {
-    Object.assign(this, { api, points: null, drag: null });
+    Object.assign(this, { api, points: null, drag: null, current: null });
     const bar = make("div", "nbx-tools", parent);
     this.selects = ["horizontally", "vertically"].map((how) => {
       const node = make("select", "", bar);
@@ -138,7 +138,11 @@ class Scatter {
     this.frame = make("div", "nbx-scatter", parent);
     this.canvas = make("canvas", "", this.frame);
     this.canvas.setAttribute("role", "img");
+    this.canvas.tabIndex = 0;
+    this.canvas.nbxKeys = (event) => this.key(event);
+    this.canvas.addEventListener("blur", () => this.point(null));
     this.said = make("div", "nbl-note", parent);
+    this.said.setAttribute("aria-live", "polite");
     this.listen();
   }
   get fields() {
@@ -157,7 +161,10 @@ class Scatter {
   update(content, buffers) {
     const read = (buffer, Type) => new Type(buffer.buffer.slice(buffer.byteOffset, buffer.byteOffset + buffer.byteLength));
     this.axes = content;
+    const was = this.current === null ? null : this.points.index[this.current];
     this.points = { x: read(buffers[0], Float64Array), y: read(buffers[1], Float64Array), index: read(buffers[2], Float64Array), passed: read(buffers[3], Uint8Array) };
+    const now = was === null ? -1 : this.points.index.indexOf(was);
+    this.current = now < 0 ? null : now;
     this.draw();
   }
   draw() {
@@ -179,6 +186,15 @@ class Scatter {
         pen.fill();
       }
     }
+    const at = this.placed.find(([, , i]) => i === this.current);
+    if (at) {
+      pen.strokeStyle = style.getPropertyValue("--nbl-brand");
+      pen.lineWidth = 2;
+      pen.beginPath();
+      pen.arc(at[0], at[1], 6, 0, 7);
+      pen.stroke();
+      pen.lineWidth = 1;
+    }
     if (this.drag?.to) {
       pen.strokeStyle = style.getPropertyValue("--nbl-brand");
       if (this.drag.path) {
@@ -189,9 +205,31 @@ class Scatter {
       } else pen.strokeRect(this.drag.x, this.drag.y, this.drag.to.x - this.drag.x, this.drag.to.y - this.drag.y);
     }
     const range = (axis) => (axis.categories ? axis.categories.slice(0, 3).join(", ") : `${valueText(axis.name, axis.low)} to ${valueText(axis.name, axis.high)}${axis.logarithmic ? ", logarithmic" : ""}`);
-    this.canvas.setAttribute("aria-label", `Scatter plot of ${whole(index.length)} samples`);
+    this.canvas.setAttribute("aria-label", `Scatter plot of ${whole(index.length)} samples. Arrow keys go to the next point, Enter opens it, the space bar selects it.`);
     this.idle = `→ ${this.axes.x.name}: ${range(this.axes.x)} · ↑ ${this.axes.y.name}: ${range(this.axes.y)}. Click a point to open it, drag to choose some.`;
-    if (!this.drag) write(this.said, this.idle);
+    if (!this.drag && this.current === null) write(this.said, this.idle);
+  }
+  point(i) {
+    if (i === this.current) return;
+    this.current = i;
+    this.draw();
+    if (i !== null) write(this.said, this.describe(i));
+  }
+  describe(i) {
+    const name = (axis, value) => (axis.categories ? axis.categories[value] ?? "others" : valueText(axis.name, value));
+    return `sample ${whole(this.points.index[i])}: ${name(this.axes.x, this.points.x[i])}, ${name(this.axes.y, this.points.y[i])}`;
+  }
+  key({ key }) {
+    const moves = { ArrowLeft: ["x", -1], ArrowRight: ["x", 1], ArrowUp: ["y", 1], ArrowDown: ["y", -1] };
+    if (key in moves && this.points) {
+      const [axis, step] = moves[key], values = this.points[axis];
+      const order = [...values.keys()].filter((i) => this.points.passed[i]).sort((a, b) => values[a] - values[b] || a - b);
+      const at = order.indexOf(this.current);
+      if (order.length) this.point(at < 0 ? order.at(step > 0 ? 0 : -1) : order[Math.min(order.length - 1, Math.max(0, at + step))]);
+    } else if (key === "Enter" && this.current !== null) this.api.open(this.points.index[this.current]);
+    else if (key === " " && this.current !== null) this.api.toggle(this.points.index[this.current]);
+    else return false;
+    return true;
   }
   nearest({ offsetX, offsetY }) {
     let best = null, least = NEAR ** 2;
@@ -215,9 +253,8 @@ class Scatter {
         return;
       }
       const i = this.nearest(event);
-      const name = (axis, value) => (axis.categories ? axis.categories[value] ?? "others" : valueText(axis.name, value));
       this.canvas.style.cursor = i === null ? "crosshair" : "pointer";
-      write(this.said, i === null ? this.idle ?? "" : `sample ${whole(this.points.index[i])}: ${name(this.axes.x, this.points.x[i])}, ${name(this.axes.y, this.points.y[i])}`);
+      write(this.said, i === null ? this.idle ?? "" : this.describe(i));
     });
     this.canvas.addEventListener("pointerup", (event) => {
       const drag = this.drag;
@@ -251,7 +288,7 @@ class Scatter {
   }
 }
 
-// `api`: send(message), open(index), list(name) lists the samples of a problem, arrange(part) lists others.
+// `api`: send(message), open(index), toggle(index) selects a sample, list(name) lists the samples of a problem, arrange(part) lists others.
 class Statistics {
   constructor(root, api) {
     Object.assign(this, { api, filters: {}, histograms: new Map(), asked: false, again: false, timer: null, by: "label" });
@@ -277,7 +314,7 @@ class Statistics {
     this.grid = make("div", "nbx-hists", body);
     this.same = make("p", "nbl-note", body);
     const plots = make("div", "nbx-plots", body);
-    this.scatter = new Scatter(make("div", "", plots), { request: () => this.request(), open: api.open, filter: (name, chosen) => this.filter(name, chosen), lasso: (message) => api.send({ kind: "lasso", ...message }) });
+    this.scatter = new Scatter(make("div", "", plots), { request: () => this.request(), open: api.open, toggle: api.toggle, filter: (name, chosen) => this.filter(name, chosen), lasso: (message) => api.send({ kind: "lasso", ...message }) });
     const costs = make("div", "", plots);
     const bar = make("div", "nbx-tools", costs);
     make("span", "nbl-note", bar, "What it costs, by");

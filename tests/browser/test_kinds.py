@@ -257,6 +257,22 @@ def test_a_lasso_selects_on_a_map_and_two_versions_are_side_by_side(open_noteboo
     live.locator(".nbx-card[aria-posinset='1'][aria-label^='sample 0,']").wait_for()
     live.locator(".nbx-card[aria-posinset='2'] .nbx-reason", has_text="similar to 0").wait_for()
     screenshot(page, "map-similar")
+
+    # By keyboard: the two points that are farthest to the left.
+    canvas.focus()
+    said = live.locator(".nbx-scatter + .nbl-note")
+    page.keyboard.press("ArrowRight")
+    said.get_by_text("sample ").wait_for()
+    first = said.inner_text()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowLeft")
+    assert said.inner_text() == first
+    index = first.partition(":")[0].removeprefix("sample ")
+    page.keyboard.press(" ")
+    page.keyboard.press("Enter")
+    live.locator(".nbx-detail strong", has_text=f"Sample {index}").wait_for()
+    screenshot(page, "map-keyboard")
+    page.keyboard.press(" ")
     live.get_by_text("Statistics and problems").click()
 
     notebook.run(1)
