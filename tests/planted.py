@@ -154,10 +154,11 @@ class FileLock:
 class Semaphore:
     lock: Any
     seconds: float
+    work: Callable[[float], None] = time.sleep
 
     def __call__(self, _index: int) -> None:
         with self.lock:
-            time.sleep(self.seconds)
+            self.work(self.seconds)
 
 
 class Matrices:
@@ -304,6 +305,9 @@ def workloads(pace: float = 1.0) -> tuple[Planted, ...]:
         _p("lock of a file", "lock", lambda folder: Samples(480, FileLock(str(folder / "lock"), 0.003)), num_workers=4),
         _p("lock of multiprocessing", "lock",
            lambda _folder: Samples(480, Semaphore(multiprocessing.get_context("fork").Lock(), 0.003)), num_workers=4,
+           multiprocessing_context="fork"),
+        _p("lock while computing", "lock",
+           lambda _folder: Samples(480, Semaphore(multiprocessing.get_context("fork").Lock(), 0.003, compute)),
            multiprocessing_context="fork"),
         _p("threads in workers", "threads", Samples(600, Matrices()), worker_init_fn=many_torch_threads, computes=True),
         _p("slow sampler", "sampler", Samples(480), sampler=SlowSampler(480, 0.002 * pace), quick=True),

@@ -166,6 +166,12 @@ ALONE: list[tuple[str, str, dict[str, Any], dict[str, Any], str]] = [
     ("threads that compute outside the lock", "workers_compute", COMPUTING,
      {"place": Place.THREADS, "usage": usage(loop_cores=1.9)}, "Use more workers"),
     ("lock", "lock", BUSY, {"workers": 4, "usage": usage(locked=0.74, looks=40)}, "at 74 % of 40 looks"),
+    ("lock held while computing", "lock", BUSY,
+     {"workers": 2, "fetch_cpu": 0.5, "usage": usage(locked=0.45, looks=40)}, "at 45 % of 40 looks"),
+    ("lock held while computing, 4 workers", "lock", BUSY,
+     {"workers": 4, "fetch_cpu": 0.25, "usage": usage(locked=0.7, looks=40)}, "at 70 % of 40 looks"),
+    ("lock for a part of the computing", "workers_compute", BUSY,
+     {"workers": 2, "fetch_cpu": 0.9, "usage": usage(locked=0.1, looks=40)}, "90 % CPU time"),
     ("too few looks for a lock", "workers_wait", BUSY, {"workers": 4, "usage": usage(locked=0.74, looks=5)}, "waiting"),
     ("threads", "threads", BUSY,
      {"fetch_cpu": 0.9, "cores": 2, "usage": usage(threads=8, other_threads=0.6, worker_cores=0.95)},
@@ -286,7 +292,7 @@ PAIRS: list[tuple[str, str, str, dict[str, Any], str]] = [
     ("slow samples and collate", "slow_samples", "collate",
      {"fetch_ms": 60.0, "collate_ms": 40.0, "slow_share": 0.55, "slow_every": 40.0}, "collating takes"),
     ("lock and computing", "lock", "workers_compute",
-     {"fetch_cpu": 0.3, "usage": usage(locked=0.6, looks=20)}, "fetching computes for 30 %"),
+     {"workers": 4, "fetch_cpu": 0.3, "usage": usage(locked=0.5, looks=20)}, "fetching computes for 30 %"),
 ]  # fmt: skip
 
 

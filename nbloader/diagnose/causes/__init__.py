@@ -57,9 +57,9 @@ CAUSES: tuple[Cause, ...] = (
     THREADS,
     CORES_TAKEN,
     COMPUTE_FULL,
-    COMPUTE,
     MEMORY,
     LOCK,
+    COMPUTE,
     WAITING,
     UNKNOWN,
 )
