@@ -173,8 +173,19 @@ class Hot(Numbers):
         for _ in range(4):
             pathlib.Path(__file__).stat()
 
+    def operator(self):  # the next call is on another line
+        quotients = np.broadcast_to(1.0, 4_000_000) / 255  # hot: operator
+        len(quotients)
+
+    def returning(self):  # the next call is in another function
+        half()
+
     def collating(self):
         pass
+
+
+def half():
+    return np.broadcast_to(1.0, 4_000_000) / 2  # hot: returning
 
 
 def help_hot():

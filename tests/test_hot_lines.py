@@ -201,15 +201,15 @@ def test_a_signal_that_is_handled_late_counts_for_all_samples(monkeypatch):
     status = SharedStatus()
     sampler = LineSampler(status, test_a_signal_that_is_handled_late_counts_for_all_samples.__code__)
     status.computing, status.waiting, status.queued, status.state = 3, 2, 1, WorkerState.FETCHING
-    sampler._sample(0, sys._getframe())
+    sampler._count(sys._getframe())
     status.computing += 1
-    sampler._sample(0, sys._getframe())
+    sampler._count(sys._getframe())
     (count,) = sampler.take()
     assert (count.stack[0].function, count.computing, count.waiting, count.queued) == ("fetching", 4, 2, 1)
     assert not sampler.take()
     monkeypatch.setattr(line_sampler, "MAX_UNSENT", 0)
     status.computing += 1
-    sampler._sample(0, sys._getframe())
+    sampler._count(sys._getframe())
     assert not sampler.take()
 
 
@@ -250,6 +250,8 @@ PLANTED = [
     ("process", "helping"),
     ("process", "library"),
     ("process", "reading"),
+    ("process", "operator"),
+    ("process", "returning"),
     ("process", "collating"),
     ("thread", "waiting"),
     ("thread", "reading"),
@@ -284,7 +286,7 @@ def test_a_planted_line_is_named_first(kind, how):
     if kind != "thread":  # threads also wait for the interpreter lock
         line = hot[0]  # on a busy machine it may wait for a core most of the time
         assert (line.waiting - line.queued > line.computing + line.queued) == (how == "waiting"), hot
-    assert hot[0].function in {f"Hot.{how}", how, "help_hot", "collate_hot"}
+    assert hot[0].function in {f"Hot.{how}", how, "help_hot", "half", "collate_hot"}
 
 
 def sampling_threads():

@@ -5,17 +5,22 @@
                     -> LineSampler, in the worker: counts the stack -> message, with the next batch
       thread:  ThreadSampler reads its stack (`thread_sampler.py`)
 
-A worker process is sampled from outside, by a signal. A sampling thread inside the worker would be biased: it would get
-the interpreter lock only when the worker releases it, and would therefore mostly see calls that release the lock, such
-as file reads. Each sample would also stop a computing worker until the sampling thread gets a CPU core.
-
-Python runs a signal handler only after a call of C code returns, so several signals may be handled at once. The status
-holds the number of samples, and all of them are attributed to the one stack that the handler sees.
+A worker process is sampled from outside, by a signal, so that the moment does not depend on what the worker executes.
+Python runs a signal handler only between some instructions, since Python 3.11 only at calls and loops: after
+`x = x / 255`, the handler finds the next line with a call, or the function that the result was returned to. So a thread
+is woken by the signal as well. If the worker's code has released the interpreter lock, as NumPy, torch, Pillow and
+files do, the thread reads the stack at once, and the line is the right one. Otherwise the handler comes first. It
+attributes all signals since then, of which the status holds the number, to the one stack that it finds.
 """
 
 from __future__ import annotations
 
+import _thread
+import contextlib
+import os
 import signal
+import sys
+import threading
 from types import CodeType, FrameType
 
 from nbloader._platform import SAMPLE_SIGNAL
@@ -66,6 +71,9 @@ class LineSampler:
         self._root = root
         self._counts: dict[tuple[CodeLine, ...], StackCount] = {}
         self._computing, self._waiting, self._queued = status.computing, status.waiting, status.queued
+        self._main = threading.get_ident()
+        self._counting = _thread.allocate_lock()
+        self._tried_thread = False
 
     def install(self) -> None:
         """Install the signal handler in the main thread of this process."""
@@ -74,10 +82,43 @@ class LineSampler:
             signal.siginterrupt(SAMPLE_SIGNAL, False)  # do not interrupt system calls of C libraries
 
     def _sample(self, _signal: int, frame: FrameType | None) -> None:
+        if not self._tried_thread:
+            self._tried_thread = True
+            self._start_thread()
+        self._count(frame)
+
+    def _start_thread(self) -> None:
+        """Start the thread that a signal wakes. This runs within a signal handler, so without locks of `threading`."""
+        with contextlib.suppress(OSError, RuntimeError):  # too many files or threads: the handler is enough
+            reader, writer = os.pipe()
+            os.set_blocking(writer, False)
+            users = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+            if users < 0:
+                _thread.start_new_thread(self._sample_at_once, (reader,))
+            else:  # an event loop needs its own
+                signal.set_wakeup_fd(users)
+
+    def _sample_at_once(self, reader: int) -> None:
+        """Count stacks while the main thread does not hold the interpreter lock."""
+        while os.read(reader, 512):  # the numbers of signals
+            self._count(sys._current_frames().get(self._main))
+
+    def _count(self, frame: FrameType | None) -> None:
+        """Attribute the samples that are not counted yet to a stack."""
+        if not self._counting.acquire(blocking=False):  # the other thread counts them, or they count next time
+            return
+        try:
+            self._add(frame)
+        finally:
+            self._counting.release()
+
+    def _add(self, frame: FrameType | None) -> None:
         status = self._status
         computing, waiting, queued = status.computing, status.waiting, status.queued
         new_computing, new_waiting = computing - self._computing, waiting - self._waiting
         new_queued = queued - self._queued
+        if not new_computing + new_waiting:
+            return
         self._computing, self._waiting, self._queued = computing, waiting, queued
         stack = user_lines(frame, self._root, status.state)
         if stack is None or (stack not in self._counts and len(self._counts) >= MAX_UNSENT):
@@ -89,5 +130,6 @@ class LineSampler:
 
     def take(self) -> list[StackCount]:
         """Return and clear the samples since the last message. A signal may arrive at any moment."""
-        counts, self._counts = self._counts, {}
+        with self._counting:
+            counts, self._counts = self._counts, {}
         return list(counts.values())

@@ -23,8 +23,11 @@ class Rate(Number):
             names = [name for name in WAVE_NAMES if name in beside]
         else:
             names = [str(int(value.name) - 1)] if value.name.isdecimal() else []
-        waves = (Value(name, beside[name], value.context, neighbors=beside, key=name) for name in names if name in beside)
-        return any(Sound.of(wave) is not None for wave in waves)
+        return any(
+            Sound.of(Value(name, beside[name], value.context, neighbors=beside, key=name)) is not None
+            for name in names
+            if name in beside
+        )
 
     def describe(self) -> None:
         """Add the unit."""
