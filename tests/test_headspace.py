@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 
 import pytest
@@ -22,14 +23,18 @@ STEP, WAIT = 0.02, 0.03
 )
 def test_a_loop_that_waits_30_ms_for_steps_of_20_ms_would_do_50_batches_a_second(settings, sample):
     with DataLoader(Slow(40, wait=sample), batch_size=1, **settings) as loader:
+        steps = []
         for number, _batch in enumerate(loader):
+            begin = time.perf_counter()
             time.sleep(STEP)
             if number == 30:
                 running = loader.stats()
+            steps.append(time.perf_counter() - begin)
         ended = loader.stats()
+    usual = max(statistics.mean(steps[:30]), statistics.mean(steps))
     for s in (running, ended):  # sleeps take longer on a busy machine, never less
         assert s.epoch_rate < 1 / (STEP + WAIT) < 1 / STEP
     for found in (running.headspace, running.headspace_epoch, ended.headspace_epoch):
-        assert 0.7 / STEP < found <= 1 / STEP
+        assert 0.7 / usual < found <= 1 / STEP
     assert headspace(ended) in Summary().payload(Frame(ended))["tiles"][0]["note"]
     assert f"headspace: {headspace(ended)} if loading took no time" in str(ended)
