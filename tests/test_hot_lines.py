@@ -303,14 +303,14 @@ def test_profiling_can_be_switched_while_a_loop_runs_and_only_busy_workers_are_s
         assert not loader.hot_lines().profiling
         loader.profile_lines()
         assert sampling_threads()
-        while not loader.hot_lines().samples:
+        while loader.hot_lines().samples < 5:
             next(epoch)
         loader.profile_lines(on=False)
         wait_for(lambda: not sampling_threads())
         samples = loader.hot_lines().samples
-        assert samples
+        assert samples >= 5
         loader.profile_lines()
-        assert not loader.hot_lines().samples
+        assert loader.hot_lines().samples < samples, "it begins anew; the first one may be there already"
         ended = []
         loader.events.subscribe(lambda event: ended.append(event) if isinstance(event, EpochEnded) else None)
         del epoch
@@ -341,11 +341,13 @@ def test_lines_are_sampled_by_themselves_while_a_loop_waits(num_workers):
         next(epoch)
         assert loader.hot_lines().samples >= before  # until there are samples of the new epoch
         loader.profile_lines(on=False)
+        for _ in range(10):  # some samples are under way, with batches that were requested before
+            next(epoch)
         samples = loader.hot_lines().samples
-        for _ in range(20):
+        for _ in range(5):
             next(epoch)
         assert not sampling_threads()
-        assert loader.hot_lines().samples - samples <= 8  # some were under way
+        assert loader.hot_lines().samples == samples
         loader.profile_lines(on=None)
         while not sampling_threads():
             next(epoch)
@@ -376,9 +378,13 @@ def test_the_thread_ends_with_the_loader_even_if_an_iterator_remains(num_workers
 
 def test_a_loop_that_does_not_wait_has_no_sampling_thread():
     with DataLoader(light.Numbers(400), 2, num_workers=1, output="numpy") as loader:
-        for _ in loader:
+        epoch = iter(loader)
+        for number in range(200):
+            wait_for(lambda: loader.stats().ready)  # on a busy machine, too, it does not wait in `next()`
+            assert next(epoch).tolist() == [2 * number, 2 * number + 1]
             time.sleep(0.005)
             assert not sampling_threads()
+        assert next(epoch, None) is None
     assert not loader.hot_lines().samples
 
 
