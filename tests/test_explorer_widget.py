@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 import waits
+from datasets import wait_for
 from torch.utils.data import Subset
 
 from nbloader import DataLoader, get_worker_info
@@ -435,10 +436,15 @@ def test_the_static_form_is_written_once_no_more_samples_come_by_one_timer_for_a
     again = view._output._timer
     assert again is not timer
     assert "data:image/png" not in "".join(sent.pages.queue)
-    view._output._due_at = 0.0
     again.cancel()
-    view._output._on_timer()
-    assert "data:image/png" in "".join(sent.pages.queue)
+
+    def is_written():  # the thread that has sent the samples may plan it once more after that
+        view._output._due_at = 0.0
+        view._output._timer.cancel()
+        view._output._on_timer()
+        return "data:image/png" in "".join(sent.pages.queue)
+
+    wait_for(is_written)
 
 
 def test_the_static_form_is_small_however_much_is_on_screen():
@@ -460,8 +466,7 @@ def test_an_explorer_that_nobody_holds_ends(sent):
     if explorer._output._timer is not None:
         explorer._output._timer.cancel()
     del explorer
-    gc.collect()
-    assert ref() is None
+    wait_for(lambda: gc.collect() is not None and ref() is None)  # its thread may still be sending the sample
 
 
 class Planted:
