@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import pathlib
 import signal
@@ -12,9 +13,10 @@ import pytest
 from datasets import flat, wait_for
 from locked import HalfLocked, Locked, LockedAsync, LockedBatches, LockedCollate, LockedStream
 
-from nbloader import DataLoader, LoaderTimeoutError
+from nbloader import DataLoader, LoaderTimeoutError, NbloaderError
 from nbloader import events as ev
 from nbloader.engine import leaving, timeouts
+from nbloader.engine.lost_locks import waits_for_lock
 from nbloader.report.eventlog import line_of
 
 HOLDER = 2
@@ -121,7 +123,8 @@ def test_an_epoch_that_is_left_early_lets_forked_workers_finish_their_sample(tmp
         assert holding.death().exitcode == 0
 
 
-def test_the_replacement_does_not_wait_for_the_worker_that_leaves(tmp_path):
+def test_the_replacement_does_not_wait_for_the_worker_that_leaves(tmp_path, monkeypatch):
+    monkeypatch.setattr(leaving, "STUCK_S", 1000.0)  # else it is killed where the epoch takes two seconds
     with Holding(Waiting(tmp_path, holder=HOLDER)) as holding:
         holding.loader.restart_workers([HOLDER])
         assert flat(holding.epoch) == list(range(40))
@@ -233,12 +236,19 @@ LOCKS = {
 }
 
 
+def all_wait_for_the_lock(loader):
+    with contextlib.suppress(NbloaderError):  # one is not running now
+        return all(waits_for_lock(loader.stack(worker)) for worker in range(HOLDER + 1))
+    return False
+
+
 @pytest.mark.parametrize("kind", LOCKS)
 def test_a_notice_names_the_lock_that_nobody_will_release_and_reload_helps(kind, tmp_path, capsys, monkeypatch):
     dataset = Locked(tmp_path, holder=HOLDER)
     dataset.lock = LOCKS[kind]()
     with Holding(dataset) as holding:
         psutil.Process(holding.pid).kill()
+        wait_for(lambda: all_wait_for_the_lock(holding.loader), "the replacement, which waits for the lock, too")
         monkeypatch.setattr(timeouts, "DELAY_NOTICE", 0.5)
         told = []
 
@@ -259,6 +269,7 @@ def test_a_notice_names_the_lock_that_nobody_will_release_and_reload_helps(kind,
 def test_a_timeout_names_the_lock(tmp_path):
     with Holding(Locked(tmp_path, holder=HOLDER), timeout=2) as holding:
         psutil.Process(holding.pid).kill()
+        wait_for(lambda: all_wait_for_the_lock(holding.loader), "the replacement, which waits for the lock, too")
         with pytest.raises(LoaderTimeoutError, match=r"All workers wait for dataset\.lock, which none of them holds"):
             list(holding.epoch)
 

@@ -90,6 +90,7 @@ def test_a_loop_that_waits_for_long_gets_one_line_that_names_the_batch_and_its_w
     data, flag = hangs(tmp_path, bad=5)
     with DataLoader(data, 2, num_workers=2) as loader:
         epoch = begin(loader)
+        wait_for(lambda: loader.stats().ready == 2, "the batches before the one that hangs")
         monkeypatch.setattr(timeouts, "DELAY_NOTICE", 0.5)
         told = []
 
@@ -160,6 +161,7 @@ def test_a_timeout_error_contains_the_stack_of_the_worker(tmp_path, how):
     data, flag = hangs(tmp_path, how=how)
     with DataLoader(data, 2, num_workers=2, timeout=0.7) as loader:
         epoch = begin(loader)
+        wait_for(lambda: loader.stats().ready == 2, "the batches before the one that hangs")
         got = [next(epoch), next(epoch)]
         with pytest.raises(LoaderTimeoutError, match=r"(?s)after 0\.7 s.*sample 5.*most recent call first") as raised:
             next(epoch)
