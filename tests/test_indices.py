@@ -276,6 +276,6 @@ def test_a_batch_whose_index_hangs_is_named_and_its_worker_can_be_restarted():
         iterator = iter(loader)
         assert next(iterator).tolist() == [0, 1]
         wait_for(lambda: loader.stats().workers[0].batch == 1)
-        assert "_unpickled" in loader.stack(0)
+        wait_for(lambda: "_unpickled" in loader.stack(0))  # it may not be there yet
         with pytest.raises(LoaderTimeoutError, match="batch 1"):
             next(iterator)
