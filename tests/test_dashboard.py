@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -220,13 +220,20 @@ def test_a_suggestion_is_applied_and_undone(loader: FakeLoader, screen: Screen) 
     assert summary["outlook"] == "6 workers: 1.9 x (1.8 to 2.1); a larger window: nothing"
     assert [(s["label"], s["num_workers"]) for s in summary["suggestions"]] == [("Use 6 workers", 6)]
     assert summary["trial"] is None
+
+    def trial_that(condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        while True:  # there may be a message while a command is being executed
+            trial = screen.next("tick")["payloads"].get("summary", {}).get("trial")
+            if trial is not None and condition(trial):
+                return trial
+
     say(dashboard, kind="command", name="apply", num_workers=6, prefetch_factor=None)
-    assert screen.next("tick")["payloads"]["summary"]["trial"] == {
+    assert trial_that(lambda trial: trial["changed"]) == {
         "running": False, "changed": True, "chosen": True,
         "text": "num_workers=6 is 1.87 times as fast as before (19.8 to 37.1 batches/s).",
     }  # fmt: skip
     say(dashboard, kind="command", name="undo_tuning")
-    assert not screen.next("tick")["payloads"]["summary"]["trial"]["changed"]
+    trial_that(lambda trial: not trial["changed"])
     say(dashboard, kind="command", name="apply")
     assert loader.commands == ["tune 6 None", "resize 6", "resize 3"]
 
