@@ -68,17 +68,23 @@ def steady(ranks):
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_the_rank_whose_data_is_slow_is_named_among_eight_and_what_it_costs(tmp_path):
+    def held_up(ranks):
+        waits = {r.rank: r.snapshot.wait_share for r in ranks}
+        return (
+            steady(ranks)
+            and "Rank 3 holds up" in ranks.findings[0]
+            and waits.pop(3) > 0.5
+            and max(waits.values()) < 0.2
+        )
+
     with training(tmp_path / "ranks", WORLD, slow=[3]):
-        found = eventually(tmp_path / "ranks", lambda ranks: steady(ranks) and "holds up" in ranks.findings[0])
+        found = eventually(tmp_path / "ranks", held_up)  # on a busy machine, others may wait for a moment, too
     sentence = found.findings[0]
     assert sentence.startswith("Rank 3 holds up the others: its data is slow. Its loop waits ")
     assert "a batch takes its workers" in sentence
     assert "time.sleep" in sentence or "waiting (disk, network, sleep)" in sentence, "and why, by its own verdict"
     rate, now = (float(n) for n in re.search(r"up to ([\d.]+) batches/s instead of ([\d.]+)\.", sentence).groups())
     assert rate > 1.5 * now, "five times as fast data would leave steps of 20 ms"
-    shares = {r.rank: r.snapshot.wait_share for r in found}
-    assert shares.pop(3) > 0.5
-    assert max(shares.values()) < 0.2
     table = repr(found)
     assert len([line for line in table.splitlines() if line.split() and line.split()[0] in "01234567"]) == WORLD
     assert found._repr_html_().count("<tr") == WORLD + 1
