@@ -252,7 +252,7 @@ from nbloader.dashboard import show
 loader = FakeLoader(batches=10**6, workers=64)
 loader.state, loader.epoch = "running", 0
 def publish():  # 2,000 batches a second of 64 workers
-    number, end = 0, time.time() + 60
+    number, end = 0, time.time() + 120
     while time.time() < end:
         for _ in range(100):
             t = time.perf_counter_ns() - 10**7
@@ -285,7 +285,7 @@ def test_64_workers_and_2000_batches_a_second_do_not_freeze_the_page(open_notebo
     notebook.run_all()
     unfold(page, "plots").locator(".nbl-plot canvas").nth(3).wait_for()
     page.locator(".nbl-live tbody tr:not(.nbl-detail)").nth(63).wait_for()
-    for _ in range(6):  # another process may take the core from the browser
+    for _ in range(20):  # another process may take the core from the browser
         longest = page.evaluate(GAPS)
         if longest < 700:
             break
