@@ -116,6 +116,8 @@ class Photos:
 loader = DataLoader(Photos(), batch_size=4, num_workers=2)
 loader
 """
+DECODED = "() => [...document.querySelectorAll('.nbl-live .nbl-panel-remedies img')].every((node) => node.naturalWidth)"
+"""Whether all pictures have a size: that of one that was just inserted is 0."""
 LOOPING = """\
 indices = []
 for pictures, numbers in loader:
@@ -141,6 +143,7 @@ def test_remedies_are_tried_after_a_click_while_the_loop_runs(open_notebook: Any
     row.get_by_text(" x").first.wait_for()
     panel.locator("figure", has_text="difference").locator("img").wait_for()
     assert panel.locator("figcaption").all_inner_texts()[:2] == ["before", "after"]
+    page.wait_for_function(DECODED)
     sizes = panel.locator("img").evaluate_all("nodes => nodes.map(node => node.naturalWidth)")
     assert sizes == [224] * len(sizes)
     panel.locator("details summary", has_text="Code").first.click()
