@@ -392,7 +392,10 @@ def run(workload: Planted, seed: int = 0, size: float = 1.0) -> Outcome:
     """
     arguments = workload.arguments | {"batch_size": max(1, round(size * workload.arguments["batch_size"]))}
     step = dataclasses.replace(workload.step, seconds=size * workload.step.seconds)
-    burners = [multiprocessing.get_context("fork").Process(target=burn, args=(os.getpid(),), daemon=True) for _ in range(workload.burners)]
+    burners = [
+        multiprocessing.get_context("fork").Process(target=burn, args=(os.getpid(),), daemon=True)
+        for _ in range(workload.burners)
+    ]
     for burner in burners:
         burner.start()
     try:
