@@ -44,7 +44,7 @@ class LineProfile:
     def begin_epoch(self) -> None:
         """Begin another epoch, and forget the epochs that do not count any more."""
         with self._lock:
-            while len(self._epochs) > 1 and sum(map(_samples, list(self._epochs)[1:])) >= self._enough:
+            while sum(map(_samples, list(self._epochs)[1:])) >= max(1, self._enough):
                 self._epochs.popleft()
             if self._epochs[-1]:
                 self._epochs.append({})
