@@ -17,6 +17,8 @@ Pixels: TypeAlias = "NDArray[np.uint8]"
 CHANNELS = (1, 3, 4)
 MIN_SIDE = 8
 """Minimum height and width of an array that is taken for a picture because of its shape."""
+MANY_CHANNELS, TIMES = 16, 20
+"""An array of at most so many lines that are so many times as long is no picture: an ECG has twelve."""
 BYTE, SHORT = 255, 65535
 INVALID = (214, 39, 140)
 """Color of a pixel that is NaN or infinite."""
@@ -54,6 +56,11 @@ NARROW = 0.1
 """How far outside of 0 to 1 floats of a picture may be: resampling exceeds the range of what was resampled."""
 
 
+def has_long_lines(shape: tuple[int, ...]) -> bool:
+    """Return whether an array with two axes has the shape of a measurement with several channels."""
+    return min(shape) <= MANY_CHANNELS and max(shape) >= TIMES * min(shape)
+
+
 def layout_of(shape: tuple[int, ...], *, least: int = MIN_SIDE) -> Layout | None:
     """Return which axes of an array are rows, columns and channels; None if it does not look like a picture.
 
@@ -62,7 +69,7 @@ def layout_of(shape: tuple[int, ...], *, least: int = MIN_SIDE) -> Layout | None
         least: Minimum height and width.
     """
     if len(shape) == 2 and min(shape) >= least:
-        return "HW"
+        return None if least > 1 and has_long_lines(shape) else "HW"
     if len(shape) == 3:
         first, middle, last = shape
         if last in CHANNELS and min(first, middle) >= least:

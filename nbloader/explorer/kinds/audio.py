@@ -15,7 +15,7 @@ from nbloader.explorer.kinds.base import NO_NUMBERS, Cover, Kind, Value
 from nbloader.explorer.texts import joined
 from nbloader.explorer.values import as_array, envelope
 
-RATE_NAMES = ("sampling_rate", "sample_rate", "rate")
+RATE_NAMES = ("sampling_rate", "sample_rate", "rate", "sr", "fs")
 WAVE_NAMES = ("array", "waveform", "audio", "wave", "samples", "speech", "input_values")
 OTHER_NAMES = ("path", "bytes", "file", "filename", "name", "id")
 """Other names in a mapping that is one sound. With more than these it is a sample, of which a sound is a part."""

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from nbloader._util.format import plural
 from nbloader.explorer.field import FEW
 from nbloader.explorer.kinds.base import NO_NUMBERS, Cover, Kind, Value
+from nbloader.explorer.pictures import has_long_lines
 from nbloader.explorer.values import envelope
 
 MAX_CHANNELS = 8
@@ -64,6 +65,9 @@ def _lines(array: NDArray[Any]) -> NDArray[Any]:
         return array.reshape(1, -1)
     if array.ndim != 2:
         return NO_NUMBERS
-    if array.shape[0] <= MAX_CHANNELS < array.shape[1]:
+    rows, columns = array.shape
+    if has_long_lines(array.shape):
+        return array if rows < columns else array.T
+    if rows <= MAX_CHANNELS < columns:
         return array
-    return array.T if array.shape[1] <= MAX_CHANNELS and array.shape[0] >= LEAST_STEPS else NO_NUMBERS
+    return array.T if columns <= MAX_CHANNELS and rows >= LEAST_STEPS else NO_NUMBERS
