@@ -26,6 +26,7 @@ extensions = [
     "from_source",
 ]
 exclude_patterns = ["_build", "notebooks/.ipynb_checkpoints"]
+smartquotes = False  # quotation marks are pasted with code
 default_role = "code"  # docstrings mark code with single backticks
 
 myst_enable_extensions = ["attrs_inline", "colon_fence", "deflist"]

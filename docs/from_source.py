@@ -19,7 +19,7 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ForwardRef, NamedTuple
 
 import vocabulary
 from docutils import nodes
@@ -134,8 +134,13 @@ def fields(cls: type) -> nodes.table:
     rows = []
     for field, annotation in cls.__annotations__.items():
         meaning = " ".join(docs.get((cls.__name__, field), [])).strip()
-        rows.append([[nodes.literal(field, field)], [nodes.literal("", str(annotation))], inline(meaning)])
+        rows.append([[nodes.literal(field, field)], [nodes.literal("", type_name(annotation))], inline(meaning)])
     return table(["field", "type", "meaning"], rows)
+
+
+def type_name(annotation: Any) -> str:
+    """The annotation of a field as it is written in the source."""
+    return str(annotation.__forward_arg__ if isinstance(annotation, ForwardRef) else annotation)
 
 
 # ---- words and colors -----------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""nbloader: a fast data loader for notebooks that can be watched and controlled while it runs.
+"""A data loader for notebooks that you can watch and control while it runs.
 
 `import nbloader` imports neither torch nor ipywidgets nor bokeh, and starts no process. `nbloader.DataLoader` imports
 torch when it is first looked up.

@@ -602,7 +602,10 @@ def _replayed(
     """Predict the rate by a replay; see `predict`. `wide` says whether an interval may have any width."""
     records = sorted(records, key=returned_at)[-REPLAYED:]
     if len(records) < MIN_REPLAYED:
-        reason = f"{MIN_REPLAYED} consecutive batches are needed, there are {len(records)}: ask again later"
+        reason = (
+            f"{MIN_REPLAYED} consecutive batches are needed, there are {len(records)}: iterate at least {MIN_REPLAYED} "
+            "batches, and ask again"
+        )
         return Prediction(change=change, measured=0.0, reason=reason)
     skipped = now.workers + 1
     seconds = _seconds([returned_at(r) / 1e9 for r in records], skipped)

@@ -39,6 +39,8 @@ _LEFT = (1, 2)
 def ranks(folder: str | os.PathLike[str] | None = None) -> Ranks:
     """Look at the loaders of all ranks of a distributed training, side by side; `print` it, or end a cell with it.
 
+    ::
+
         NBLOADER_RANKS=ranks torchrun --nproc-per-node=8 train.py        # in a terminal
         nbloader.ranks("ranks")                                          # in a notebook, at any time
         nbloader.ranks("ranks").watch()                                  # refreshed until the training ends

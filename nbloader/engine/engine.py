@@ -255,7 +255,7 @@ class Engine:
         self._command(lambda: self._supervisor.resize(num_workers, patient=patient))
 
     def use_kind(self, name: str, dataset: Any, collate_fn: Any, worker_init_fn: Any, on_error: Any) -> None:
-        """Switch to another kind of workers, even in mid-epoch.
+        """Switch to another kind of workers, even in the middle of an epoch.
 
         Batches that have been produced are delivered. The new workers produce the batches that the old workers held,
         from the same seeds. The next consumer that waits starts the new workers. User code runs on the calling thread.

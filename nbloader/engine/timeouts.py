@@ -145,8 +145,8 @@ def timeout_message(
     else:
         said = f"{'; '.join(processing) or 'No worker has begun it'}. " + (
             advice
-            or "A slow sample or a call in the dataset that hangs is the usual cause: restart the worker, "
-            "raise timeout, or set on_timeout='restart'."
+            or "A slow sample or a call in the dataset that hangs is the usual cause: restart the worker "
+            f"(loader.restart_workers([{suspect.worker}])), raise timeout, or set on_timeout='restart'."
         )
     return (
         f"DataLoader timed out after {timeout:g} seconds: batch {number} did not arrive (waited {waited:.1f} s). {said}"

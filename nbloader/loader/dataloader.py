@@ -787,6 +787,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def deliveries(self, index: Any, limit: int = 4) -> list[SampleDelivery]:
         """Return how a sample was delivered in the last epochs, newest first: epoch, batch, position and seed.
 
+        ::
+
             for delivery in loader.deliveries(4711):
                 loader.replay(delivery.epoch, delivery.batch).sample(delivery.position)
 
@@ -1000,12 +1002,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     ) -> Tuning:
         """Search for faster settings of the workers and the prefetch factor while a loop runs. Thread-safe.
 
-        Returns at once. Call it before the loop, or while it runs: the search begins with the first batches and
-        changes the settings of this loader in mid-epoch. Each setting is measured for a few seconds, and those that
-        may be the fastest are measured again in turns. The fastest setting is kept if it is faster than the present one
-        by more than 3 %. The batches stay the same, byte for byte: the number of workers is not changed for an iterable
-        dataset, or if workers draw from random generators of their own. No worker is killed: one that is removed ends
-        after its present sample, however long that takes, and so releases the locks that it holds.
+        Returns at once. Call it before the loop, or while it runs: the search begins with the first batches and changes
+        the settings of this loader in the middle of an epoch. Each setting is measured for a few seconds, and those
+        that may be the fastest are measured again in turns. The fastest setting is kept if it is faster than the
+        present one by more than 3 %. The batches stay the same, byte for byte: the number of workers is not changed for
+        an iterable dataset, or if workers draw from random generators of their own. No worker is killed: one that is
+        removed ends after its present sample, however long that takes, and so releases the locks that it holds.
 
         If all cores are in use at the end, no setting helps. The result then says so first, and lists what may make the
         samples cheaper, as `remedies(samples=0)` does.
@@ -1106,7 +1108,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         )
 
     def _use_kind(self, kind: Workers) -> None:
-        """Switch to another kind of workers, even in mid-epoch.
+        """Switch to another kind of workers, even in the middle of an epoch.
 
         Raises:
             DatasetTransferError: The dataset or a function cannot be sent to such workers.
@@ -1130,12 +1132,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     @ReplaceableProperty
     def events(self) -> ev.EventBus:
-        """The event bus: `loader.events.subscribe(...)`, `loader.events.batches()`."""
+        """The event bus, with `loader.events.subscribe(...)`, `loader.events.batches()`."""
         return self._parts.bus
 
     @ReplaceableProperty
     def trace(self) -> Trace:
-        """What happened to the last 10,000 batches: `loader.trace.save("epoch.json")` writes it for Perfetto."""
+        """What happened to the last 10,000 batches. `loader.trace.save("epoch.json")` writes it for Perfetto."""
         return self._parts.monitor.trace
 
     def timeline(self, epoch: int | None = None) -> Figure:
@@ -1157,6 +1159,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def record(self, path: str | os.PathLike[str], *, limit: int = 1_000_000) -> Recorder:
         """Record epochs, faults, restarts, and what a dashboard shows to a file, for `nbloader.play`.
+
+        ::
 
             with loader.record("run.nbl"):
                 for batch in loader:

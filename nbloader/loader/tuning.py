@@ -58,6 +58,8 @@ CLOSED = "The loader was closed."
 ONLY_CHEAPER = "only cheaper samples help: all cores are in use."
 RECENT_NS = 5_000_000_000
 """A setting that the user chose is compared with the batches of this last period, ns."""
+WAITING = "Waiting for a loop: iterate the loader, again if the loop ended before a setting was measured."
+"""What the result says before the first measurement."""
 
 
 def change_plan(start: Setting, setting: Setting, records: Sequence[BatchRecord]) -> Plan:
@@ -217,7 +219,7 @@ class Tuning:
         if self._undone:
             before = "before" if isinstance(self._plan, Change) else "before the search"
             return f"The settings {before} are back: {self._plan.start}. {found}".strip()
-        return f"{found} {self._reason}".strip() or "Waiting for a loop: iterate the loader."
+        return f"{found} {self._reason}".strip() or WAITING
 
     # ---- the thread ---------------------------------------------------------------------------------------------
 

@@ -56,6 +56,8 @@ def play(
     The player shows what the dashboard showed. It can be moved to any moment, paused, slowed down and sped up. It needs
     no loader, no data, and, once it is displayed, no kernel. Outside a notebook, `save()` writes a page.
 
+    ::
+
         nbloader.play({"Do nothing": "wait.nbl", "Restart worker 1": "restart.nbl"}, fork="worker 1 hangs")
 
     With several runs, the player has a button for each, which jumps to the moment at which the runs diverge.

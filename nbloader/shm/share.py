@@ -33,11 +33,11 @@ def share(obj: Any) -> Any:
     Use it for the large parts of a dataset: `self.images = nbloader.share(np.load(...))`,
     `self.annotations = nbloader.share(json.load(...))`.
 
-    **Arrays.** Without `share`, an array of 64 kB or more exists twice: once in the notebook, and once for all workers
-    together. An `np.memmap` needs no `share`: every process reads it from its file. Writes are private
-    (copy-on-write): a process that writes to the array gets its own copy of the page, and the other processes do not
-    see the change. Workers that start later see what the notebook has written; these workers then share a separate copy
-    of the array.
+    **Arrays.** Forked workers share the notebook's array. Without `share`, workers that are new interpreters share one
+    further copy of an array of 64 kB or more. An `np.memmap` needs no `share`: every process reads it from its file.
+    Writes are private (copy-on-write): a process that writes to the array gets its own copy of the page, and the other
+    processes do not see the change. Workers that start later see what the notebook has written; these workers then
+    share a separate copy of the array.
 
     **Lists, tuples and dicts.** Without `share`, each worker that uses Python objects has its own copy of them. A
     shared list or dict is read-only. It stores the pickles of its items in one block of memory. Each access unpickles

@@ -32,6 +32,8 @@ class Seedable(NamedTuple):
 def register_seeder(cls: type | str, seed: Seeder) -> None:
     """Let objects that have random generators of their own be seeded for each batch, like the global generators.
 
+    ::
+
         nbloader.register_seeder("monai.transforms.transform.Randomizable",
                                  lambda transform, seed: transform.set_random_state(seed))
 

@@ -28,6 +28,7 @@ import resource
 import statistics
 import sys
 import tempfile
+import textwrap
 import time
 import traceback
 import warnings
@@ -670,9 +671,9 @@ def table(rows: list[Row], others: float) -> str:
     ]
     for row in rows:
         line = f"`{row.line[:48].strip()}`" if row.line else "-"
-        wrong = "" if row.line_is_right else " (not the planted one)"
-        predicted = "-" if row.predicted is None else f"{row.predicted:.2f} x"
-        measured = "-" if row.measured is None else f"{row.measured:.2f} x"
+        wrong = "" if row.line_is_right else " (another line)"
+        predicted = "-" if row.predicted is None else f"{row.predicted:.2f}x"
+        measured = "-" if row.measured is None else f"{row.measured:.2f}x"
         cells = [
             row.name,
             row.cause,
@@ -697,7 +698,7 @@ def table(rows: list[Row], others: float) -> str:
         f"Measured on {when}, on {psutil.cpu_count()} cores, {WORKERS} workers, Python {python}, torch "
         f"{version} (medians of {TURNS} turns). Meanwhile other programs used {others:.2f} cores on average."
     )
-    lines += ["", summary, "", how]
+    lines += ["", textwrap.fill(summary, 120), "", textwrap.fill(how, 120)]
     return "\n".join(lines) + "\n"
 
 

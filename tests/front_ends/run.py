@@ -392,21 +392,17 @@ def _kind(said: dict[str, Any]) -> str:
 
 def _table(rows: list[dict[str, Any]], steps: tuple[str, ...]) -> str:
     lines = ["| front end | " + " | ".join(steps) + " |", "|---" * (len(steps) + 1) + "|"]
-    titles: dict[str, list[str]] = {}
     for row in rows:
         cells = ["no" if "failed" in row else row["results"].get(step, "").split(":")[0] for step in steps]
-        titles.setdefault(" | ".join("**no**" if cell == "no" else cell for cell in cells), []).append(row["title"])
-    lines += [f"| {'; '.join(alike)} | {shown} |" for shown, alike in titles.items()]
+        lines.append(" | ".join([f"| {row['title']}", *("**no**" if cell == "no" else cell for cell in cells)]) + " |")
     return "\n".join(lines) + "\n"
 
 
 def _versions(rows: list[dict[str, Any]]) -> str:
     lines = ["| front end | date | versions |", "|---|---|---|"]
-    titles: dict[str, list[str]] = {}
     for row in rows:
         found = ", ".join(f"{name} {version}" for name, version in row["versions"].items())
-        titles.setdefault(f"{row['date']} | {found}", []).append(row["title"])
-    lines += [f"| {'; '.join(alike)} | {shown} |" for shown, alike in titles.items()]
+        lines.append(f"| {row['title']} | {row['date']} | {found} |")
     return "\n".join(lines) + "\n"
 
 

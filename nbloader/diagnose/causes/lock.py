@@ -41,7 +41,7 @@ def _computes_in_turns(e: Evidence) -> bool:
 def _sentence(e: Evidence) -> str:
     locked, looks = (0.0, 0) if e.usage is None else (e.usage.locked, e.usage.looks)
     return (
-        f"A lock serializes the workers: {waits(e)}; at {percent(locked)} of {plural(looks, 'look')} "
+        f"A lock serializes the workers: {waits(e)}; in {percent(locked)} of {plural(looks, 'sample')} "
         f"a busy worker was waiting for one ({plural(e.workers, 'worker')})."
     )
 

@@ -62,9 +62,7 @@ def import_ray() -> Any:
     try:
         return importlib.import_module("ray")
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "workers='ray' needs Ray, which is not installed: pip install 'nbloader-torch[ray]' (or: pip install ray)"
-        ) from error
+        raise ModuleNotFoundError("workers='ray' needs Ray, which is not installed: pip install ray") from error
 
 
 class RayCluster:
@@ -374,8 +372,8 @@ def check_versions(hello: NodeHello, node: NodeInfo) -> None:
     exclude = "or leave the node out with ray=RayOptions(nodes=[...])"
     if hello.problem:
         raise WorkerStartError(
-            f"node {node.name} cannot import nbloader: {hello.problem}. Install nbloader {version} there, "
-            f'or have Ray install it with ray=RayOptions(runtime_env={{"pip": ["nbloader"]}}), {exclude}'
+            f"node {node.name} cannot import nbloader: {hello.problem}. Install this version ({version}) "
+            f"there from the repository, {exclude}"
         )
     if hello.python.rsplit(".", 1)[0] != here.rsplit(".", 1)[0]:
         raise WorkerStartError(
