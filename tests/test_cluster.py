@@ -141,7 +141,7 @@ def test_options_are_for_ray_only():
 @pytest.mark.unit
 def test_without_ray_the_error_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ModuleNotFoundError, match="not installed: pip install ray$"):
+    with pytest.raises(ModuleNotFoundError, match=r"not installed: pip install ray$"):
         DataLoader([1], num_workers=1, workers="ray")
 
 
