@@ -501,7 +501,7 @@ def run(loader: Loader, folder: Path) -> Row:
             else:
                 first = None
             if change is None:
-                row.note = repr(found).splitlines()[0][:80]
+                row.note = "no remedy gained anything"
                 return row
             if first is not None:
                 row.remedy, row.samples = first.name, str(first.difference)

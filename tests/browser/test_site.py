@@ -22,11 +22,20 @@ pytestmark = [
 
 SITE = Path(__file__).parent.parent.parent / "build" / "site"
 WORDS = {
-    "fix/idle-gpu": ("gpu idle", "my gpu is idle", "gpu utilization low"),
+    "fix/idle-gpu": ("gpu idle", "my gpu is idle", "gpu utilization low", "starving"),
     "fix/hangs": ("loader hangs", "dataloader stuck", "deadlock"),
-    "fix/worker-killed": ("worker killed", "killed by signal", "bus error", "out of shared memory", "shm"),
+    "fix/worker-killed": (
+        "worker killed",
+        "killed by signal",
+        "RuntimeError: DataLoader worker is killed",
+        "bus error",
+        "out of shared memory",
+        "shm",
+    ),
     "fix/cant-get-attribute": ("can't get attribute", "cannot pickle"),
     "fix/too-many-open-files": ("too many open files", "ancdata"),
+    "how-to/resume-a-training": ("resume in the middle of an epoch",),
+    "how-to/use-in-frameworks": ("lightning trainer",),
     "slow": ("slow loader", "my loader is slow", "slow loading"),
 }
 """What people search for, by the page that they need."""
