@@ -57,7 +57,7 @@ class Photographs:
 
 
 def train(images, labels):
-    time.sleep(0.06)
+    time.sleep(0.1)
 
 
 photographs = Photographs(demo.photographs())
