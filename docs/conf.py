@@ -25,7 +25,7 @@ extensions = [
     "sphinx_copybutton",
     "from_source",
 ]
-exclude_patterns = ["_build", "notebooks/.ipynb_checkpoints"]
+exclude_patterns = ["_build", "notebooks/.ipynb_checkpoints", "notebooks/course/slides.ipynb"]
 smartquotes = False  # quotation marks are pasted with code
 default_role = "code"  # docstrings mark code with single backticks
 

@@ -32,7 +32,7 @@ sys.path.insert(0, str(ROOT / "tests" / "browser"))
 from conftest import BROWSER_ARGS, BROWSERS, Notebook, Server  # noqa: E402
 
 COURSE = ROOT / "notebooks" / "course"
-NOTEBOOKS = [*sorted((ROOT / "notebooks").glob("0[1234]_*.ipynb")), *sorted(COURSE.glob("*.ipynb"))]
+NOTEBOOKS = [*sorted((ROOT / "notebooks").glob("0[1234]_*.ipynb")), *sorted(COURSE.glob("[0-9]*.ipynb"))]
 WINDOW = {"width": 1060, "height": 2400}
 """CSS pixels. A view that is higher is cut off."""
 SHARPNESS = 1.25

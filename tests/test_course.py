@@ -13,11 +13,13 @@ import itertools
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from typing import Any
 
+import nbconvert
 import psutil
 import pytest
 from jupyter_client import BlockingKernelClient, KernelManager
@@ -158,6 +160,42 @@ def test_the_instructors_notebooks_are_written_with_what_they_need(tmp_path):
     subprocess.run([sys.executable, COURSE / "instructor.py", tmp_path / "key"], check=True, capture_output=True)
     names = {p.name for p in (tmp_path / "key").iterdir()}
     assert names == {*(p.name for p in UNITS), "checks", "drawings"}
+
+
+@unit
+class TestSlides:
+    """The slides are one notebook, without code cells: a slide, and then its notes."""
+
+    SLIDES = cells(COURSE / "slides.ipynb")
+
+    @staticmethod
+    def kind(cell):
+        return cell["metadata"]["slideshow"]["slide_type"]
+
+    def test_each_slide_has_one_drawing_or_code_and_notes_with_a_question(self):
+        assert {cell["cell_type"] for cell in self.SLIDES} == {"markdown"}
+        assert [self.kind(cell) for cell in self.SLIDES] == ["slide", "notes"] * (len(self.SLIDES) // 2)
+        told = set()
+        for slide, notes in zip(self.SLIDES[::2], self.SLIDES[1::2], strict=True):
+            shown, said = "".join(slide["source"]), "".join(notes["source"])
+            assert "**Ask:**" in said, slide["id"]
+            title = re.match(r"## (\d+)\. ", shown)
+            if title is None:
+                assert slide["id"] in ("title", "end")
+                continue
+            assert f"**Unit {title[1]}**" in said, slide["id"]
+            told.add(int(title[1]))
+            drawings, code = re.findall(r"\]\((.*?)\)", shown), re.findall(r"```python\n(.*?)```", shown, re.DOTALL)
+            assert len(drawings) + len(code) == 1, slide["id"]
+            assert all((COURSE / drawing).exists() for drawing in drawings), slide["id"]
+            for block in code:
+                ast.parse(block)
+                assert max(map(len, block.splitlines())) <= 64, f"{slide['id']}: a line is wrapped"
+        assert {int(path.name[:2]) for path in UNITS} <= told
+
+    def test_nbconvert_makes_slides_of_it(self):
+        html, _ = nbconvert.SlidesExporter().from_filename(COURSE / "slides.ipynb")
+        assert html.count('class="notes"') == html.count("<section>") // 2 == len(self.SLIDES) // 2
 
 
 @unit

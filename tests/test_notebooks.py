@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 TUTORIALS = sorted((ROOT / "notebooks").glob("0[1234]_*.ipynb"))
-COURSE = sorted((ROOT / "notebooks" / "course").glob("*.ipynb"))
+COURSE = sorted((ROOT / "notebooks" / "course").glob("[0-9]*.ipynb"))
 PATH = re.compile(r"(?<![\w.])/(tmp|home|root|work|usr|var|opt|Users|private)/\S*")
 """A path of a machine."""
 SHOWS = re.compile(r"^ *print\(|^(view|loader|loader\.(stats|dashboard)\(\))$", re.MULTILINE)
