@@ -119,10 +119,28 @@ def test_the_notebook_is_that_of_a_student(path):
 def test_the_key_answers_each_task_and_has_wrong_answers(path):
     key = instructor.read_key(UNITS[path])
     tasks = tasks_of(path)
-    assert sorted(key) == sorted(cell["id"] for cell in code_cells(path) if instructor.is_answer(cell))
+    theirs = [cell["id"] for cell in cells(path) if instructor.is_answer(cell) or instructor.is_explanation(cell)]
+    assert sorted(key) == sorted(theirs)
     assert sum(len(answer.mistakes) for answer in key.values()) >= 10
     for answers in filter(None, tasks.values()):
         assert any(key[name].mistakes for name in answers), f"{answers} has no wrong answer"
+
+
+@unit
+@each
+def test_each_prompt_to_explain_has_a_cell_and_a_model_answer(path):
+    key = instructor.read_key(UNITS[path])
+    for before, cell in itertools.pairwise(cells(path)):
+        prompt = before["cell_type"] == "markdown" and "**Explain**" in "".join(before["source"])
+        assert prompt == instructor.is_explanation(cell), cell["id"]
+        if prompt:
+            assert cell["cell_type"] == "markdown"
+            assert cell["source"] == ["*Your explanation:*"], f"{cell['id']} is not empty"
+            answer = key[cell["id"]]
+            assert not answer.mistakes, f"no check reads {cell['id']}"
+            lines = answer.source.splitlines()
+            assert lines, f"{cell['id']} is empty"
+            assert all(line.startswith("# ") for line in lines), f"{cell['id']} is no comment"
 
 
 @unit
@@ -151,7 +169,11 @@ def test_the_instructors_notebook_is_the_students_with_the_key(path):
     key = instructor.read_key(UNITS[path])
     made = instructor.filled(copy.deepcopy(notebook), key)
     for before, after in zip(notebook["cells"], made["cells"], strict=True):
-        expected = key[before["id"]].source if instructor.is_answer(before) else "".join(before["source"])
+        expected = "".join(before["source"])
+        if instructor.is_answer(before):
+            expected = key[before["id"]].source
+        elif instructor.is_explanation(before):
+            expected = f"**Model answer.** {key[before['id']].source}".replace("# ", "")
         assert "".join(after["source"]) == expected
         assert {**after, "source": None} == {**before, "source": None}
 

@@ -4,7 +4,8 @@
 
 The text of the course is stored once, in the students' notebooks, and the answers once, in `key/`. A file there
 consists of cells: `# %% window` begins the answer to the cell `window` of the notebook, and `# %% window | mistake:
-... | hint: ...` a wrong answer that students give, with words of the hint that the check then prints.
+... | hint: ...` a wrong answer that students give, with words of the hint that the check then prints. A comment below
+`# %% window-explain` is the model answer to a prompt "Explain ...", for the markdown cell below the prompt.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Answer:
     """The key to one answer cell."""
 
     source: str
-    """The code that the cell should hold."""
+    """The code that the cell should hold, or a comment if it is a markdown cell."""
     mistakes: tuple[Mistake, ...]
 
 
@@ -74,17 +75,31 @@ def read_key(path: Path) -> dict[str, Answer]:
 
 
 def filled(notebook: dict[str, Any], key: dict[str, Answer]) -> dict[str, Any]:
-    """A copy of a student's notebook with the key in its answer cells."""
-    cells = [
-        cell | {"source": key[cell["id"]].source.splitlines(keepends=True)} if is_answer(cell) else cell
-        for cell in notebook["cells"]
-    ]
+    """A copy of a student's notebook with the key in its answer cells, and model answers below "Explain ..."."""
+    cells = []
+    for cell in notebook["cells"]:
+        if is_answer(cell):
+            cells.append(cell | {"source": key[cell["id"]].source.splitlines(keepends=True)})
+        elif is_explanation(cell):
+            cells.append(cell | {"source": model_answer(key[cell["id"]]).splitlines(keepends=True)})
+        else:
+            cells.append(cell)
     return notebook | {"cells": cells}
+
+
+def model_answer(answer: Answer) -> str:
+    """The text for a cell that holds an explanation."""
+    return "**Model answer.** " + re.sub("^# ?", "", answer.source, flags=re.MULTILINE)
 
 
 def is_answer(cell: dict[str, Any]) -> bool:
     """Whether students write into this cell."""
     return "answer" in cell["metadata"].get("tags", ())
+
+
+def is_explanation(cell: dict[str, Any]) -> bool:
+    """Whether students explain something in this cell."""
+    return "explain" in cell["metadata"].get("tags", ())
 
 
 def is_check(cell: dict[str, Any]) -> bool:

@@ -73,6 +73,12 @@ ready = 100
 ready = 24
 
 
+# %% window-explain
+# The window is full: 3 workers times a `prefetch_factor` of 2 are 6 batches, and all of them are on the path. The
+# loader sends another batch only when the loop takes one. Without this limit, finished batches would pile up until all
+# 100, the whole dataset, are in memory.
+
+
 # %% step
 ready_numbers = [4, 5, 6, 7, 8, 9]
 
@@ -89,6 +95,11 @@ ready_numbers = [4, 5]
 ready_numbers = [4, 5, 6, 7, 8, 9, 10]
 
 
+# %% step-explain
+# The loop decides. Each batch that it takes makes room in the window, and then the loader sends the next one. Workers
+# and the clock only decide how soon a batch that was sent is finished.
+
+
 # %% hold
 late = {"ready": 2, "in flight": 2, "reordering": 2}
 
@@ -103,6 +114,12 @@ late = {"ready": 2, "in flight": 4, "reordering": 0}
 
 # %% hold | mistake: the window is forgotten | hint: add up to
 late = {"ready": 2, "in flight": 2, "reordering": 12}
+
+
+# %% hold-explain
+# Workers finish in any order, and the buffer restores the order that the sampler has drawn. Without it, 1.4 could not
+# be repeated, since the batches that the loop has would depend on chance. The same holds for the order of samples at
+# the end of 1.5. The 6 ready batches of 1.3 would stay the same, since they are only counted.
 
 
 # %% overtakers

@@ -26,6 +26,13 @@ files = files | {"jumps, one file in order": 200}
 files = files | {"opens, one file": 200}
 
 
+# %% small-explain
+# A page of 4096 bytes holds about four samples. The 49 pages come from the disk once, and then from the cache. So there
+# are at most 49 jumps, and 42 here, since some pages happened to follow the one before. With samples of 1 MB, each
+# sample has about 245 pages of its own. At random there is a jump for almost every sample, as with many files, but
+# reading its bytes takes as long as a jump. So the format matters less.
+
+
 # %% rows
 class Rows:
     def __init__(self, file):
@@ -133,6 +140,11 @@ class Rows:
         return np.frombuffer(self.file.read(self.size), self.dtype).reshape(self.shape[1:])
 
 
+# %% rows-explain
+# A whole page of 4096 bytes, about 200 times the row. It is two pages if the row lies across the border of two, and a
+# real system may read further pages ahead.
+
+
 # %% cache
 from_disk = {
     "cache of 200 pages, epoch 1": 100,
@@ -159,6 +171,12 @@ from_disk = from_disk | {"cache of 200 pages, epoch 2": 100}
 from_disk = from_disk | {"cache of 50 pages, epoch 2 backward": "half"}
 
 
+# %% cache-explain
+# 1000 samples fit into memory. After the first epoch they come from the page cache, so the benchmark measures the
+# memory and not the disk. Ten million samples do not fit, and in order not even a part of them is found again. The
+# cache uses the free memory of the machine, so workers that need much memory make it smaller.
+
+
 # %% npz
 decompressed = {
     "one array for all, one sample": 100,
@@ -183,6 +201,12 @@ decompressed = decompressed | {"one array for all, mmap_mode='r', one sample": 1
 
 # %% npz | mistake: the whole archive is one piece | hint: is compressed alone
 decompressed = decompressed | {"one array for each sample, one sample": 100}
+
+
+# %% npz-explain
+# Each array has a header and entries of its own in the archive. And each is compressed alone: the compressor begins
+# with nothing and cannot use what arrays have in common. With 8 workers, keep the array in memory that all processes
+# share, with `nbloader.share`. Or store it as `.npy` and map it. Otherwise each worker that takes it out has a copy.
 
 
 # %% tar
@@ -252,6 +276,11 @@ def tar_index(file):
 def read_member(file, index, name):
     file.seek(index[name])
     return file.read(512)
+
+
+# %% tar-explain
+# Nothing. In order, each header comes right before its content, so the reader finds it anyway. Making the index would
+# cost one more pass over the headers.
 
 
 # %% records
@@ -397,6 +426,12 @@ class Records:
         return self.records[i]
 
 
+# %% records-explain
+# Behind them. The length of a record is known only when it has come, so the index is complete at the end. A billion
+# offsets of 8 bytes are 8 GB. Workers need no copies: they can share one, for example if they map the index from the
+# file.
+
+
 # %% chunks
 def write_chunks(samples, per_chunk):
     data, offsets = b"", [0]
@@ -490,6 +525,12 @@ amplification = amplification | {"random order, all chunks kept": 40_960}
 amplification = amplification | {"one chunk of 640, every 64th sample, nothing kept": 640}
 
 
+# %% chunks-explain
+# For reading in order, large chunks: they compress better, and if the chunk is kept, each sample is decompressed once.
+# The limit is the memory for a chunk. For single samples at random, small chunks, even of one sample, since the whole
+# chunk is decompressed for one sample. The price here was a file of 295,149 bytes instead of 254,978.
+
+
 # %% order
 def chunk_order(length, per_chunk, pool, rng):
     chunks = [list(range(start, min(start + per_chunk, length))) for start in range(0, length, per_chunk)]
@@ -579,6 +620,12 @@ def chunk_order(length, per_chunk, pool, rng):
     return made
 
 
+# %% order-explain
+# Chunks come in random order, so chunks of cats and of dogs alternate by chance. But a chunk has only one kind, so how
+# well a batch is mixed depends on how many chunks are open. A larger pool mixes better, and costs the memory of `pool`
+# decompressed chunks. Give each chunk to one worker as a whole, or several workers decompress the same one.
+
+
 # %% decode
 decodes = {
     "__getitem__ runs in": "a worker",
@@ -604,6 +651,13 @@ decodes = decodes | {"bytes of a batch, as float32": 24_576}
 
 # %% decode | mistake: the writer decodes during the training | hint: the file holds the decoded images
 decodes = decodes | {"images decoded in 3 epochs, in the writer": 32}
+
+
+# %% decode-explain
+# Resizing to a fixed size belongs to the writer, since it is the same in each epoch. Decoding can, too, if the bytes
+# are affordable. Otherwise it belongs to a worker. A random crop differs each time, so a worker does it. The conversion
+# to `float32` and the normalization belong to the device, since they make four times the bytes. The writer that decodes
+# pays about 11 times the bytes here: 24,576 instead of 2,267 for 8 images.
 
 
 # %% choose
@@ -636,3 +690,10 @@ best = best | {"E": "records"}
 
 # %% choose | mistake: a format that was not compared | hint: is none of
 best = best | {"E": "HDF5"}
+
+
+# %% choose-explain
+# In A and B two things count. Opens and jumps decide against many files. The CPU decides against chunks, since nearly
+# each sample decompresses a whole chunk. In B, bytes decide against `one .npy`, where each photo is filled up to 60 kB.
+# In C it is the number of reads, which is neither of the two measures. In D it is the bytes on the network. In E it is
+# the bytes that are written.

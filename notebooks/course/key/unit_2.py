@@ -318,6 +318,11 @@ samples_read = 5
 samples_read = 1000
 
 
+# %% abandon-explain
+# It drops them. The loop's side empties the queue of tasks before it sends `None`, or workers skip tasks of an epoch
+# that has ended. Then only the batches that workers have already begun are still read, instead of all 4 in the window.
+
+
 # %% processes
 class Processes:
     context = multiprocessing.get_context("forkserver")
@@ -382,6 +387,12 @@ class Processes:
         self.context.Process(target=call_pickled, args=(pickled, tasks, results), daemon=True).start()
 
 
+# %% processes-explain
+# If this process read the samples, they would be made one after the other, under one interpreter lock, and the loop
+# would have to wait. The workers would do nothing. The point of the backend is that samples are computed in other
+# processes, while the loop goes on.
+
+
 # %% survives
 survives = {
     "a sample raises an exception": True,
@@ -410,3 +421,9 @@ survives = {
     "a sample never returns": False,
     "a batch is None": False,
 }
+
+
+# %% survives-explain
+# A worker that is killed, or that never comes back from a sample, puts nothing into the queue of results, and the loop
+# waits for it forever. So the loop must also watch whether the workers are alive, for example with `process.sentinel`
+# and the exit code. And it must watch the clock, with a limit on how long a batch may take.

@@ -16,6 +16,12 @@ state = {"delivered": 0, "failed": 2, "busy": 2}
 state = {"delivered": 0, "failed": 0, "busy": 0}
 
 
+# %% deadlock-explain
+# Waiting for a lock is no error: each worker is inside a call that returns when the lock is free. Each holds the lock
+# that the other one wants, and gives it back only after it has got its second lock. Time changes nothing about that, so
+# someone outside has to end one of the workers.
+
+
 # %% ordered
 def locking_order(names):
     return sorted(names)
@@ -50,6 +56,12 @@ wrong_labels = 0
 
 # %% order | mistake: the late one gets its own labels | hint: which labels are left for the tenth
 wrong_labels = 9
+
+
+# %% order-explain
+# Each batch is valid, and so is each list of labels. Only the pairs are wrong, and nobody checks them. In a training
+# the loss hardly falls, and the accuracy stays as bad as guessing. You find the cause if you look at some samples
+# together with their labels.
 
 
 # %% indexed
@@ -99,6 +111,12 @@ times_more = 1
 
 # %% leak | mistake: multiplies with the number of batches | hint: number of batches does not matter
 times_more = 32 * 6
+
+
+# %% leak-explain
+# A view has no memory of its own, so the memory of the whole batch stays in use as long as the view lives. The loader
+# may use memory again only when nobody looks at it any more, or the kept image would change. So 6 kept images block 6
+# whole batches, 32 times what they need.
 
 
 # %% keep

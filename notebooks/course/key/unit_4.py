@@ -12,6 +12,11 @@ entries = {"no workers": 40, "threads": 40, "processes": 40}
 entries = {"no workers": 40, "threads": 0, "processes": 0}
 
 
+# %% shared-explain
+# They are in the lists of the worker processes. Each process has its own copy of the dataset, and appends to the list
+# of this copy. Together these lists have 40 entries, and they are gone when the workers end.
+
+
 # %% tally
 class Tally:
     def __init__(self, step):
@@ -88,6 +93,12 @@ at_once = {
 }
 
 
+# %% lock-explain
+# Threads that compute need the interpreter lock, and only one thread has it at a time. So they take turns, and the work
+# of both takes as long as in one thread. A thread that waits gives the lock back. So waits overlap, and many threads
+# can wait at the same time.
+
+
 # %% rate
 def rate(workers, waiting, computing, cores, lock):
     limits = [workers / (waiting + computing)]
@@ -161,6 +172,12 @@ travels = travels | {"a lambda": False, "a class of this notebook": False}
 
 # %% travel | mistake: a file is only a name | hint: a number that the system knows
 travels = travels | {"an open binary file": True}
+
+
+# %% travel-explain
+# Their value is not only bytes of their own. It belongs to this process: a file that the operating system has opened
+# here, a connection of a library, or a function call that is interrupted halfway. Another process could not continue
+# these with a copy of the bytes, so it has to open or create them itself.
 
 
 # %% records

@@ -48,6 +48,12 @@ kinds = kinds | {"a.T": "copy"}
 kinds = kinds | {"a.T.reshape(48)": "view"}
 
 
+# %% views-explain
+# `a.reshape(48)` has the elements in the order in which they lie in memory, so a view is enough. `a.T.reshape(48)` goes
+# through `a` column by column. No single step from one element to the next describes this order, so NumPy copies the
+# elements.
+
+
 # %% copies
 copies = {"pickle": 5, "shared_memory": 1}
 
@@ -58,6 +64,11 @@ copies = {"pickle": 5, "shared_memory": 0}
 
 # %% copies | mistake: the system's copies are forgotten | hint: Count the arrows
 copies = {"pickle": 3, "shared_memory": 1}
+
+
+# %% copies-explain
+# A small message is sent: the number of the batch, where it lies in the shared memory, and the shape and type of each
+# array. Times or an error may be added. Its size does not depend on the number of bytes of the batch.
 
 
 # %% pack
@@ -156,6 +167,12 @@ page_faults = {"new": 1, "again": 0}
 page_faults = {"new": 16 * 2**20 // mmap.PAGESIZE, "again": 16 * 2**20 // mmap.PAGESIZE}
 
 
+# %% faults-explain
+# Each page of new memory costs a page fault when it is first written. The system must find the page and fill it with
+# zeros. 16 MiB cost about 4,097 page faults here when they were new, and none when they were used again. So a loader
+# keeps memory and uses it for later batches.
+
+
 # %% pool
 class Pool:
     def __init__(self):
@@ -237,3 +254,9 @@ class Shared:
 
     def __getitem__(self, i):
         return self.annotations[i]
+
+
+# %% share-explain
+# Each access unpickles one item, which takes some microseconds, and returns a new object. Arrays are better if all
+# items have the same numeric fields, such as a label and a box. Then an access reads some bytes without pickle, the
+# memory is smaller, and whole columns can be computed with.

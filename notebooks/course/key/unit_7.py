@@ -44,6 +44,11 @@ changes = changes | {"list(DataLoader([1, 2, 3]))": "none"}
 changes = changes | {"torch.rand(2, generator=torch.Generator())": "torch"}
 
 
+# %% changes-explain
+# It draws a base seed for the epoch from torch's global generator, even if it does not shuffle. The seeds of the
+# workers or batches are computed from it.
+
+
 # %% forked
 different = {
     "np.random.random()": 5,
@@ -64,6 +69,12 @@ different = dict.fromkeys(different, 5)
 
 # %% forked | mistake: Python's own module is like the others | hint: for its own module
 different = different | {"random.random()": 5}
+
+
+# %% forked-explain
+# `rng` was made before the fork, so both processes have a copy in the same state, and both draw the same 5 numbers.
+# `np.random.default_rng()` makes a new generator at each call, inside the process. It is seeded with fresh random bytes
+# of the operating system, so all 10 numbers differ.
 
 
 # %% held
@@ -94,6 +105,11 @@ distinct = dict.fromkeys(distinct, 96)
 distinct = distinct | {"2 workers that stay": 24}
 
 
+# %% held-explain
+# Without workers there is only one generator, in the notebook's process, and it draws on and on: all 96 numbers differ.
+# The bug needs copies of the generator in the same state. These are made only when worker processes start.
+
+
 # %% workers
 equal = {
     "torch, 1 or 2 workers": 1,
@@ -113,6 +129,12 @@ equal = dict.fromkeys(equal, 12)
 
 # %% workers | mistake: nbloader seeds workers, too | hint: Is one of these another one
 equal = equal | {"nbloader, 1 or 2 workers": 1, "nbloader, 2 or 3 workers": 2}
+
+
+# %% workers-explain
+# Seeds for each batch, as in nbloader: a batch draws the same numbers, whoever makes it. All 12 batches stayed the same
+# with another number of workers. With seeds for each worker, more workers change almost all batches, so a result cannot
+# be repeated on the larger machine.
 
 
 # %% seed
@@ -239,6 +261,12 @@ class Augmented:
         return np.random.default_rng((self.epoch, i)).random()
 
 
+# %% repair-explain
+# The second way, a generator for each sample. Its seed depends only on the run, the epoch and the index, so it does not
+# matter which worker makes the sample. torch's loader seeds the global generators once for each worker, so with the
+# first way, samples change with the number of workers.
+
+
 # %% programs-answer
 same_tomorrow = {
     "a": "nothing",
@@ -263,6 +291,18 @@ same_tomorrow = same_tomorrow | {"d": "only the indices"}
 
 # %% programs-answer | mistake: late batches have other numbers | hint: whenever it is made
 same_tomorrow = same_tomorrow | {"e": "nothing"}
+
+
+# %% programs-explain
+# a: call `torch.manual_seed(7)`, since the loader draws the order and the base seed from torch's generator. c: draw
+# from a global generator, which the loader seeds, or make a generator from a seed, the epoch and the index. e: leave
+# out `in_order=False`. Its batches are the same already, and then their order is, too.
+
+
+# %% replay-explain
+# The dataset holds a generator, and its state depends on everything that this worker has drawn before. The loader
+# cannot set this state with the seed of the batch. You would have to make all earlier batches of this worker again, in
+# the same order.
 
 
 # %% replay

@@ -44,6 +44,11 @@ class Lines(IterableDataset):
                     yield line[:-1]
 
 
+# %% lines-explain
+# Nobody knows how many samples a stream has before it was read to its end. And shuffling means to draw indices in a
+# random order. A stream has no indices, and it decides the order itself.
+
+
 # %% delivered
 delivered = {"0 workers": 24, "1 worker": 24, "2 workers": 48, "3 workers": 72}
 distinct = {"0 workers": 24, "1 worker": 24, "2 workers": 24, "3 workers": 24}
@@ -66,6 +71,12 @@ with_nbloader = "the same number"
 delivered = {"0 workers": 24, "1 worker": 24, "2 workers": 48, "3 workers": 72}
 distinct = {"0 workers": 24, "1 worker": 24, "2 workers": 24, "3 workers": 24}
 with_nbloader = "each sample once"
+
+
+# %% copies-explain
+# With 2 workers, an epoch of the loader has each sample twice. So a training of 10 epochs sees the data 20 times, and a
+# schedule of the learning rate that counts epochs is wrong. The accuracy of a validation stays the same if each sample
+# comes equally often, but the validation takes longer.
 
 
 # %% split
@@ -115,6 +126,13 @@ class Split(Lines):
             yield from super().__iter__()
 
 
+# %% split-explain
+# Whole files for 1000 files: nothing is read twice, and there are enough files for all workers. Interleaved for the one
+# file: each worker reads all of it, which is cheap, but decodes only its own samples. That is so only if decoding comes
+# after the samples of others were left out. In the key, `Lines` runs before `islice`, so slow decoding in
+# `Lines.__iter__` would be done by each worker for all samples.
+
+
 # %% uneven
 shards = {
     "the worker that ends first": 1,
@@ -141,6 +159,12 @@ shards = shards | {"batches with fewer than 4 lines": 1}
 
 # %% uneven | mistake: the first worker ends first | hint: Add up their lines
 shards = shards | {"the worker that ends first": 0}
+
+
+# %% uneven-explain
+# A multiple of 8, and many more than 8, of about equal size. Then all workers end at nearly the same time. With
+# `drop_last`, each worker loses at most one batch that lacks one sample. So the cost is at most `workers * (batch_size
+# - 1)`. Here this is 6 lines, and 4 were lost.
 
 
 # %% buffer
@@ -231,6 +255,12 @@ moves = moves | {"positions earlier, at most": 4}
 moves = moves | {"positions, with a buffer of 1": 1}
 
 
+# %% buffer-explain
+# It hardly helps: the buffer mixes only neighbors, so almost the whole first half of the epoch is cats, and the second
+# half is dogs. With several files in a random order, files of cats and of dogs alternate. It is even better to read
+# several files in turn. Then the buffer holds cats and dogs at the same time.
+
+
 # %% shard
 def shard(indices, rank, ranks):
     each = -(-len(indices) // ranks)
@@ -259,6 +289,12 @@ def shard(indices, rank, ranks):
     return indices
 
 
+# %% shard-explain
+# A training hardly notices a few samples that count a little more, and there are fewer of them than ranks. A validation
+# counts them twice, so its accuracy is slightly wrong. `drop_last=True` is good for a training that shuffles: no sample
+# is repeated, and each epoch leaves out others. A validation should use neither, or remove the repeated samples.
+
+
 # %% epochs
 orders = {
     "different orders without set_epoch": 1,
@@ -278,6 +314,13 @@ orders = orders | {"different samples without set_epoch": 12}
 
 # %% epochs | mistake: it is enough if one rank knows the epoch | hint: What if the ranks have different orders
 orders = orders | {"each sample once if only rank 0 calls set_epoch": True}
+
+
+# %% epochs-explain
+# Each rank takes its part of one common order. With the same seed all ranks draw the same order, so that the parts have
+# no sample in common and together have all of them. Each rank computes the order alone from `seed + epoch`, so no
+# message must be sent, and nobody waits. With other seeds, some samples come twice and others never, as if only rank 0
+# calls `set_epoch`.
 
 
 # %% part
@@ -310,6 +353,12 @@ def part(rank, ranks, worker, workers):
     return (0, 1) if rank == worker == 0 else (1000, 1)
 
 
+# %% part-explain
+# The first `61 % (ranks * workers)` parts have one sample more. With 2 ranks and 2 workers this is one part, that of
+# worker 0 of rank 0. So rank 0 has 31 samples and rank 1 has 30. The ranks can tell each other before each step whether
+# they have another batch, with a collective operation. All stop when one of them has none.
+
+
 # %% remains
 rest = {
     "the first batch of the new loader": 5,
@@ -331,6 +380,12 @@ rest = rest | {"batches in its next epoch": 5}
 
 # %% remains | mistake: a plain loader goes on, too | hint: it knows nothing of the first half
 rest = rest | {"samples that come twice with a plain loader": 0}
+
+
+# %% remains-explain
+# The loop has not seen these batches, so the model has not learned from them. If they counted, they would be lost. The
+# new loader makes them again. Save the weights of the model, the optimizer, the schedule of the learning rate, and the
+# random generators of the training at the same step.
 
 
 # %% resume
@@ -391,3 +446,10 @@ def first_part(loader, count):
 def second_part(loader, saved):
     loader.load_state_dict(saved)
     return list(loader)
+
+
+# %% resume-explain
+# The state says how many batches of each of the two parts were delivered. The rest of the epoch keeps two parts: the
+# one worker iterates over both, and gets the number of the part and `num_workers=2` from `get_worker_info()`. A stream
+# cannot jump, so the worker reads the delivered batches of each part again and drops them. That is not needed for a
+# stream that saves its own state.

@@ -57,6 +57,12 @@ goes_on = goes_on | {"pinned, non_blocking=False, another stream": 14}
 goes_on = goes_on | {"end of the copy, pinned, non_blocking=True": 0}
 
 
+# %% returns-explain
+# On one stream a copy still comes after the step before it and before its own step. The device is busy as long as
+# before, and only the host goes on earlier. Nobody may write to the batch's memory on the host, or give it to another
+# batch, until the copy is done. An event tells when that is.
+
+
 # %% streams
 program = {
     "step 0 begins": 4,
@@ -86,6 +92,11 @@ program = program | {"copy 2 begins": 8}
 
 # %% streams | mistake: wrong bytes are an error | hint: compare when step 2 begins
 program = program | {"step 2 reads the right bytes": True}
+
+
+# %% streams-explain
+# Nothing. `early` would then happen when copy 0 is done, at 4 ms, like `first`. When step 2 waits for it, it has long
+# happened. Step 2 still begins at 24 ms, without waiting for copy 2, and reads wrong bytes.
 
 
 # %% overlap
@@ -238,6 +249,12 @@ epochs = epochs | {"two streams, copies of 15 ms": 150}
 epochs = epochs | {"exposed for each batch, copies of 15 ms": 15}
 
 
+# %% slow-explain
+# A faster link and smaller types do, since the link is the bottleneck: the copies alone take 150 of the 160 ms. More
+# workers and copies that begin two batches ahead do not, since the link is always busy. Neither does a larger batch: as
+# many bytes are copied, and the last step is longer. With 5 batches of twice the size it takes 170 ms.
+
+
 # %% buffers
 def double_buffered(device, count):
     copies, done = device.stream("copies"), []
@@ -320,6 +337,12 @@ def double_buffered(device, count):
         device.main.step(i, memory)
 
 
+# %% buffers-explain
+# When copies or steps do not always take the same time. With a third buffer, a long copy can begin one step earlier,
+# and several short copies can be done during one long step. If all copies are equally long and all steps are, too, two
+# buffers are enough, since the slower of the two never pauses.
+
+
 # %% faults
 fault_of = {"A": "event too early", "B": "reused too early", "C": "none", "D": "no wait", "E": "no overlap"}
 
@@ -346,6 +369,13 @@ fault_of = fault_of | {"E": "reused too early"}
 
 # %% faults | mistake: another word | hint: none of the words
 fault_of = fault_of | {"D": "no event"}
+
+
+# %% faults-explain
+# Copy `i + 2` writes into the buffer of batch `i` without waiting for step `i`. But copy `i + 1` comes first. If it
+# takes longer than step `i`, the step is done by then. A and D were wrong with both speeds. A test of B passes on a
+# machine with slow copies and fails on another one. C and E pass everywhere, and only a look at the times shows that E
+# does not overlap. So a test that passes is no proof: look for the wait.
 
 
 # %% allocator
@@ -473,6 +503,12 @@ def with_allocator(device, count):
         device.main.step(i, memory)
 
 
+# %% allocator-explain
+# As much as all batches of the epoch. The host enqueues everything before the device has done any step. No event of a
+# freed batch has happened as far as the host knows, so each `allocate` takes new memory. With 20 batches, `Device`
+# takes memory for 20.
+
+
 # %% uploads
 uploaded = {
     "batches on the card, 10 MB/s, upload_ahead=0": 2,
@@ -538,6 +574,12 @@ def hidden_share(uploads):
 # %% hidden | mistake: counts copies that are hidden as a whole | hint: 3 of 4 ms were over
 def hidden_share(uploads):
     return sum(u.needed >= u.uploaded for u in uploads) / len(uploads)
+
+
+# %% uploads-explain
+# Each batch that was copied ahead lies on the card until the loop has used it, hidden or not. So the card holds
+# `upload_ahead + 2` batches: 2, 3 and 4 here. It helps if the times of copies or steps vary: batches that are already
+# on the card bridge a slow copy after a quick step.
 
 
 # %% transport
@@ -661,3 +703,9 @@ def normalize(batch):
     batch /= 255
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (check.MEAN, check.STD))
     return (batch - mean) / std
+
+
+# %% transport-explain
+# Those that make the batch smaller or that a device does badly: decoding, resizing, and cutting a random part out of a
+# large image of any size. Flips and crops keep bytes as bytes, so they may stay in the workers, too. What makes floats,
+# such as normalization and changes of color in floats, belongs to the device.
