@@ -27,10 +27,10 @@ files = files | {"opens, one file": 200}
 
 
 # %% small-explain
-# A page of 4096 bytes holds about four samples. The 49 pages come from the disk once, and then from the cache. So there
-# are at most 49 jumps, and 42 here, since some pages happened to follow the one before. With samples of 1 MB, each
-# sample has about 245 pages of its own. At random there is a jump for almost every sample, as with many files, but
-# reading its bytes takes as long as a jump. So the format matters less.
+# A page of 4096 bytes holds about four samples, and each of the 49 pages comes from the disk once. So there are at most
+# 49 jumps, and 42 here, since some pages happened to follow the one before. Samples of 1 MB have about 245 pages each,
+# so at random there is a jump for almost every one. Reading its bytes then takes as long as the jump, so the format
+# matters less.
 
 
 # %% rows
@@ -654,10 +654,10 @@ decodes = decodes | {"images decoded in 3 epochs, in the writer": 32}
 
 
 # %% decode-explain
-# Resizing to a fixed size belongs to the writer, since it is the same in each epoch. Decoding can, too, if the bytes
-# are affordable. Otherwise it belongs to a worker. A random crop differs each time, so a worker does it. The conversion
-# to `float32` and the normalization belong to the device, since they make four times the bytes. The writer that decodes
-# pays about 11 times the bytes here: 24,576 instead of 2,267 for 8 images.
+# Resizing to a fixed size is the same in each epoch, so the writer does it. The writer also decodes if the bytes are
+# affordable, and a worker does otherwise. A worker does the random crop, too, which differs each time. The device
+# converts to `float32` and normalizes, since this makes four times the bytes. A writer that decodes pays about 11 times
+# the bytes here: 24,576 instead of 2,267 for 8 images.
 
 
 # %% choose

@@ -372,10 +372,10 @@ fault_of = fault_of | {"D": "no event"}
 
 
 # %% faults-explain
-# Copy `i + 2` writes into the buffer of batch `i` without waiting for step `i`. But copy `i + 1` comes first. If it
-# takes longer than step `i`, the step is done by then. A and D were wrong with both speeds. A test of B passes on a
-# machine with slow copies and fails on another one. C and E pass everywhere, and only a look at the times shows that E
-# does not overlap. So a test that passes is no proof: look for the wait.
+# Copy `i + 2` writes into the buffer of batch `i` without waiting for step `i`. But copy `i + 1` comes first, and if it
+# takes longer than step `i`, this step is done by then. So a test of B passes on a machine with slow copies, while A
+# and D fail with both speeds, and C and E pass. A test that passes does not prove that a loop waits, and only a look at
+# the times shows that E is slow.
 
 
 # %% allocator
