@@ -215,7 +215,7 @@ def test_the_example_in_the_readme_runs():
     names = {"__name__": "__main__"}
     exec(create.replace("loader.dashboard()", "") + loop, names)
     with names["loader"] as loader:
-        assert loader.stats().batches_done == 313
+        assert loader.stats().batches_done == 40
 
 
 @unit

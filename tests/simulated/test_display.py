@@ -41,11 +41,11 @@ def loader_of(count, **options):
 @pytest.mark.parametrize("ahead", [0, 1, 2])
 def test_a_link_that_is_slower_than_the_rest_is_named_as_the_cause(simulated, ahead):
     with loader_of(160, upload_ahead=ahead) as loader:
-        simulator.speed(copy=12, kernel=0.1)
+        simulator.speed(copy=50, kernel=0.1)  # long, so that a pause of a busy machine is no stall beside it
         stats = epoch(loader)
     assert stats.epoch_verdict.cause == "upload"
     assert "The transfer to simulated:0 is the bottleneck" in stats.epoch_verdict.sentence
-    assert stats.uploads.copy > 10
+    assert stats.uploads.copy > 45
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 2])
