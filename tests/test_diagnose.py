@@ -292,7 +292,7 @@ PAIRS: list[tuple[str, str, str, dict[str, Any], str]] = [
     ("slow samples and collate", "slow_samples", "collate",
      {"fetch_ms": 60.0, "collate_ms": 40.0, "slow_share": 0.55, "slow_every": 40.0}, "collating takes"),
     ("lock and computing", "lock", "workers_compute",
-     {"workers": 4, "fetch_cpu": 0.3, "usage": usage(locked=0.5, looks=20)}, "fetching computes for 30 %"),
+     {"workers": 4, "fetch_cpu": 0.3, "usage": usage(locked=0.45, looks=20)}, "fetching computes for 30 %"),
 ]  # fmt: skip
 
 

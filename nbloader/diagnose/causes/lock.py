@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 LOCKED = 0.4
 """A lock serializes the workers if this share of the looks at busy workers found them waiting for a lock."""
-TURNS = 0.8
+TURNS = 0.65
 """It does so, too, from this part of the share that is found if workers do nothing but wait for their turns."""
 ONE_AT_A_TIME = 1.25
 """What workers compute is done under the lock if together they use at most this many cores."""
