@@ -297,7 +297,8 @@ def workloads(pace: float = 1.0) -> tuple[Planted, ...]:
         _p("start-up, worker_init_fn", "startup", Samples(160, Sleeping(0.001)), worker_init_fn=sleep_in_init,
            quick=True),
         _p("start-up, first samples", "startup", OpensLate(200, Sleeping(0.001))),
-        _p("start-up, unpickling", "startup", UnpickledSlowly(160, Sleeping(0.001))),
+        _p("start-up, unpickling", "startup", UnpickledSlowly(160, Sleeping(0.001)),
+           multiprocessing_context="forkserver"),  # forks unpickle nothing
         _p("no workers, waiting", "in_process", Samples(320, Sleeping(0.003 * pace)), num_workers=0, quick=True),
         _p("no workers, computing", "in_process", Samples(320, Computing(0.003)), num_workers=0),
         _p("interpreter lock", "interpreter_lock", Samples(480, Computing(0.002)), workers="thread", num_workers=4,
