@@ -310,7 +310,7 @@ def test_profiling_can_be_switched_while_a_loop_runs_and_only_busy_workers_are_s
         samples = loader.hot_lines().samples
         assert samples >= 5
         loader.profile_lines()
-        assert loader.hot_lines().samples < samples, "it begins anew; the first one may be there already"
+        assert loader.hot_lines().samples < samples, "the count starts again, and the first one may be there already"
         ended = []
         loader.events.subscribe(lambda event: ended.append(event) if isinstance(event, EpochEnded) else None)
         del epoch
