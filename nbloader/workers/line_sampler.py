@@ -97,6 +97,8 @@ class LineSampler:
                 _thread.start_new_thread(self._sample_at_once, (reader,))
             else:  # an event loop needs its own
                 signal.set_wakeup_fd(users)
+                os.close(reader)
+                os.close(writer)
 
     def _sample_at_once(self, reader: int) -> None:
         """Count stacks while the main thread does not hold the interpreter lock."""
