@@ -184,7 +184,7 @@ def test_each_histogram_has_the_filters_of_the_others():
     assert sum(columns["b"]["passed"]) == 20
     assert content["passed"] == 5 == np.frombuffer(buffers[3], np.bool_).sum()
     assert sum(line["samples"] for line in content["costs"]) == 5
-    assert table.filtered({}) == list(range(40))
+    assert table.filtered({}).tolist() == list(range(40))
 
 
 def test_axes_span_the_points_that_are_drawn():
@@ -217,13 +217,13 @@ def test_columns_of_the_user_have_histograms_filters_orders_groups_and_costs():
     assert (content["rows"], content["own"]) == (10, ["loss", "prediction"])
     assert np.frombuffer(buffers[2]).tolist() == list(range(10)), "samples with both values"
     assert [line["samples"] for line in content["costs"]] == [2]
-    assert table.filtered({"loss": [0.75, 2]}) == [15, 16, 17, 18, 19]
-    assert table.sorted_by("loss", {}, descending=True)[:3] == [19, 18, 17]
-    assert table.sorted_by("n", {})[:11] == [*range(9, -1, -1), 10], "samples without a value are the last ones"
-    assert table.sorted_by("label", {"prediction": ["dog"]}) == [3, 2, 15]
-    groups = table.groups("prediction", {}, 2, table.sorted_by("loss", {}, descending=True))
+    assert table.filtered({"loss": [0.75, 2]}).tolist() == [15, 16, 17, 18, 19]
+    assert table.sorted_by("loss", table.indices(), descending=True)[:3].tolist() == [19, 18, 17]
+    assert table.sorted_by("n", table.indices())[:11].tolist() == [*range(9, -1, -1), 10], "without one: the last"
+    assert table.sorted_by("label", table.filtered({"prediction": ["dog"]})).tolist() == [3, 2, 15]
+    groups = table.groups("prediction", {}, 2, table.sorted_by("loss", table.indices(), descending=True))
     assert [(group.name, group.size, group.indices) for group in groups] == [("dog", 3, [15, 3]), ("cat", 1, [1])]
-    assert table.filtered(groups[0].filters) == [2, 3, 15]
+    assert table.filtered(groups[0].filters).tolist() == [2, 3, 15]
     assert table.rows()[1]["prediction"] == "cat"
     assert (len(table.rows()), len(table.rows(every=True)), table.rows(every=True)[15]["prediction"]) == (10, 20, "dog")
     assert {line["value"]: line["samples"] for line in table.costs("prediction")} == {None: 7, "cat": 1, "dog": 2}
@@ -240,7 +240,7 @@ def test_pairs_of_labels_and_predictions_are_counted_and_each_cell_can_be_filter
     table.add_column(*own("prediction", predictions, 30))
     classes, counts = table.confusion("y", "prediction")
     assert (classes, counts) == (["0", "1", "2"], [[10, 0, 0], [2, 8, 0], [0, 0, 10]])
-    assert table.filtered({"y": [1.0, 1.0], "prediction": [0.0, 0.0]}) == [1, 4]
+    assert table.filtered({"y": [1.0, 1.0], "prediction": [0.0, 0.0]}).tolist() == [1, 4]
     with pytest.raises(KeyError, match="'seconds' has no classes"):
         table_of([{"y": 1}, {"y": 2}], seconds=[0.1, 0.2]).confusion("y", "seconds")
 
@@ -259,6 +259,18 @@ def test_pairs_of_labels_and_predictions_are_counted_and_each_cell_can_be_filter
 def test_a_column_that_does_not_fit_is_refused(values, error):
     with pytest.raises((ValueError, TypeError), match=re.escape(error)):
         OwnColumn.of("loss", values, 3)
+
+
+def test_whole_numbers_get_the_names_of_classes_unless_one_is_no_class():
+    named = OwnColumn.of("prediction", torch.tensor([1, 0, -1]), 3, ["cat", "dog"])
+    assert [named.at(index) for index in range(3)] == ["dog", "cat", "-1"]
+    some = OwnColumn.of("prediction", {0: 1, 2: None}, 3, ["cat", "dog"])
+    assert [some.at(index) for index in range(3)] == ["dog", None, None]
+    numbers = OwnColumn.of("target size", [1, 0, 17], 3, ["cat", "dog"])
+    assert [numbers.at(index) for index in range(3)] == [1, 0, 17]
+    assert [OwnColumn.of("right", [True, None, False], 3).at(index) for index in range(3)] == ["True", None, "False"]
+    with pytest.raises(ValueError, match="both numbers and strings"):
+        OwnColumn.of("loss", [1, "a", 2], 3)
 
 
 def test_columns_are_given_as_lists_arrays_tensors_dicts_and_series():
@@ -329,10 +341,36 @@ def test_texts_of_samples_and_columns_are_searched_for_all_words():
     table.add_column(*own("comment", {2: "QUICK, but not in the text"}, 4))
     assert list(table.search("fox quick")) == [1, 2, 3]
     assert list(table.search("FOX 2")) == [2]
-    assert table.search("quick")[1].startswith("The quick fox 1")
-    assert table.search(" ") == {}
+    table.add_column(*own("author", ["Ann", None, "Bo", "Ann"], 4))
+    assert list(table.search("ann quick")) == [3], "a word may be in any of the texts"
+    assert table.excerpt(1, "quick").startswith("The quick fox 1")
+    assert table.excerpt(3, "ann").endswith("Ann")
+    assert len(table.search(" ")) == 0
     table.drop([1])
     assert list(table.search("quick fox")) == [2, 3]
+
+
+def test_the_first_samples_that_are_listed_have_notes_in_any_order():
+    table = SampleTable()
+    table.add_column(*own("comment", ["a fox"] * 5000, 5000))
+    table.add_column(*own("loss", np.arange(5000.0), 5000))
+    listed = Arrangement(words="fox", sort="loss", descending=True).listed(table)
+    assert (len(listed.indices), listed.indices[0], listed.notes[4999]) == (5000, 4999, "a fox")
+
+
+def test_a_million_strings_of_the_user_are_sorted_grouped_and_searched_fast():
+    names = [f"class {i}" for i in range(10)]
+    codes = np.random.default_rng(0).integers(0, 10, 1_000_000)
+    table = SampleTable()
+    begin = time.thread_time()
+    table.add_column(*own("prediction", codes, 1_000_000, names))
+    table.add_column(*own("loss", np.random.default_rng(1).random(1_000_000), 1_000_000))
+    listed = Arrangement(words="class 7", sort="loss", group="prediction", each=20).listed(table)
+    assert time.thread_time() - begin < 2
+    assert [(group.name, group.size) for group in listed.groups] == [("class 7", np.count_nonzero(codes == 7))]
+    losses = [table._own["loss"].at(index) for index in listed.indices]
+    assert losses == sorted(losses)
+    assert len(losses) == 20
 
 
 def test_a_million_values_of_the_user_are_counted_and_sorted_fast():
@@ -340,7 +378,7 @@ def test_a_million_values_of_the_user_are_counted_and_sorted_fast():
     table.add_column(*own("loss", np.random.default_rng(0).random(1_000_000), 1_000_000))
     begin = time.thread_time()
     content, _ = table.statistics({"loss": [0.9, 1]}, "loss", "label", "label")
-    first = table.sorted_by("loss", {}, descending=True)[0]
+    first = table.sorted_by("loss", table.indices(), descending=True)[0]
     assert time.thread_time() - begin < 3
     assert content["passed"] == len(table.filtered({"loss": [0.9, 1]}))
     assert table.rows(every=False)[0]["loss"] <= table._own["loss"].at(first)

@@ -6,10 +6,15 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from nbloader.explorer.table import Filters, Group, SampleTable
 
 EACH = 12
 """Number of samples of each group that are listed. The group's heading lists all of them."""
+MAX_NOTES = 2000
+"""Maximum number of samples in a list that come with the reason why they are listed."""
 
 
 class Arrangement(NamedTuple):
@@ -46,17 +51,16 @@ class Arrangement(NamedTuple):
         Raises:
             KeyError: A column does not exist, or cannot be used so.
         """
-        notes = table.search(self.words) if self.words.strip() else None
+        indices, groups = table.filtered(self.filters), list[Group]()
+        if self.words.strip():
+            indices = np.intersect1d(indices, table.search(self.words), assume_unique=True)
         if self.sort:
-            indices = table.sorted_by(self.sort, self.filters, descending=self.descending)
-        else:
-            indices = table.filtered(self.filters)
-        if notes is not None:
-            indices = [index for index in indices if index in notes]
-        if not self.group:
-            return Listed(indices, notes or {}, [])
-        groups = table.groups(self.group, self.filters, self.each, indices)
-        return Listed([index for group in groups for index in group.indices], notes or {}, groups)
+            indices = table.sorted_by(self.sort, indices, descending=self.descending)
+        if self.group:
+            groups = table.groups(self.group, self.filters, self.each, indices)
+            indices = np.array([index for group in groups for index in group.indices], np.int64)
+        noted = indices[:MAX_NOTES].tolist() if self.words.strip() else []
+        return Listed(indices, {index: table.excerpt(index, self.words) for index in noted}, groups)
 
     def code(self) -> list[str]:
         """Return the statements that arrange the samples in the same way in Python; none if all are listed."""
@@ -76,9 +80,9 @@ class Arrangement(NamedTuple):
 class Listed(NamedTuple):
     """The samples of an arrangement."""
 
-    indices: list[int]
+    indices: NDArray[np.int64]
     notes: Mapping[int, str]
-    """Why a sample is listed, by dataset index."""
+    """Why a sample is listed, by dataset index, for at most the first `MAX_NOTES`."""
     groups: list[Group]
     """Groups, in whose order the samples are listed; none if they are not grouped."""
 

@@ -18,12 +18,13 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from nbloader._util.current_class import with_current_class
 from nbloader._util.format import clean
 from nbloader._util.weak import weakly
 from nbloader.errors import ReplayError
-from nbloader.explorer.arrangement import Arrangement, Listed
+from nbloader.explorer.arrangement import MAX_NOTES, Arrangement, Listed
 from nbloader.explorer.assets import ASSETS
 from nbloader.explorer.batch_samples import WHOLE, BatchSamples, facts
 from nbloader.explorer.cell_output import FIRST, TEXT, CellOutput
@@ -46,8 +47,6 @@ MAX_WANTED = 400
 """Maximum number of samples that a view may have on screen."""
 MAX_DRAWS = 16
 """Maximum number of draws of one sample that are shown side by side."""
-MAX_NOTES = 2000
-"""Maximum number of samples in a list that come with the reason why they are listed."""
 MAX_NESTED = 8
 """Maximum depth of nested datasets, as with a `Subset`."""
 MAX_DELIVERED = 2000
@@ -85,7 +84,7 @@ class Conversation:
         self._notes = list(notes)
         self._facts = ""
         """What a batch consists of, once a worker has made it."""
-        self._arrangement, self._arranged = Arrangement(), Listed([], {}, [])
+        self._arrangement, self._arranged = Arrangement(), Listed(np.empty(0, np.int64), {}, [])
         self._by_function = False
         """Whether a call has chosen what is listed that is not known as code."""
         self._embedding: Embedding | None = None
@@ -215,7 +214,7 @@ class Conversation:
             raise KeyError("no sample has a vector: call view.embed() first")
         found = self._embedding.similar(operator.index(index), count)
         notes = {other: f"{cosine:.3f} similar to {index}" for other, cosine in found.items()}
-        self.list_found(Listed([index, *found], notes, []))
+        self.list_found(Listed(np.array([index, *found], np.int64), notes, []))
         return found
 
     def refresh(self, indices: Iterable[int] = ()) -> None:
@@ -420,6 +419,7 @@ class Conversation:
             listed = self._arranged
         notes: Mapping[int, str] = {}
         groups: list[Group] = []
+        indices: list[int] | NDArray[np.int64]
         if name == "selected":
             indices = self.selected
         elif name in KINDS:

@@ -21,8 +21,10 @@ class OwnColumn(NamedTuple):
 
     indices: NDArray[np.int64]
     """Ascending, without repetitions."""
-    values: list[float | int | str | None] | NDArray[Any]
-    """An array if all are numbers, else a list."""
+    values: NDArray[Any]
+    """Numbers, NaN for none. For strings their positions in `texts`, -1 for none."""
+    texts: tuple[str, ...] | None = None
+    """The distinct strings; None for a column of numbers."""
 
     @classmethod
     def of(cls, name: str, values: Any, total: int, names: Sequence[str] | None = None) -> OwnColumn:
@@ -36,7 +38,8 @@ class OwnColumn(NamedTuple):
             names: Names for whole numbers; None to keep the numbers.
 
         Raises:
-            ValueError: There is another number of values than samples, or an index is out of range or repeated.
+            ValueError: There is another number of values than samples, an index is out of range or repeated, or there
+                are both numbers and strings.
             TypeError: A value is neither a number nor a string, or indices are not whole numbers.
         """
         indices, given = _pairs(name, values, total)
@@ -48,18 +51,53 @@ class OwnColumn(NamedTuple):
         if (ordered[1:] == ordered[:-1]).any():
             repeated = ordered[1:][ordered[1:] == ordered[:-1]][0]
             raise ValueError(f"column {name!r} has several values for sample {repeated}")
-        if isinstance(given, np.ndarray) and given.dtype.kind in "iuf" and names is None:
-            return cls(ordered, given[order])
-        cells = [_cell(name, value, names) for value in given]
-        return cls(ordered, [cells[at] for at in order.tolist()])
+        found, texts = _coded(name, given, names)
+        return cls(ordered, found[order], texts)
 
     def at(self, index: int) -> float | int | str | None:
         """Return the value of a sample; None if it has none."""
         place = int(np.searchsorted(self.indices, index))
         if place == len(self.indices) or self.indices[place] != index:
             return None
-        value = self.values[place]
-        return _cell("", value, None) if isinstance(value, np.generic) else value
+        value = self.values[place].item()
+        if self.texts is not None:
+            return self.texts[value] if value >= 0 else None
+        return value if math.isfinite(value) else None
+
+
+def _coded(
+    name: str, given: Sequence[Any] | NDArray[Any], names: Sequence[str] | None
+) -> tuple[NDArray[Any], tuple[str, ...] | None]:
+    """Return numbers and None, or the positions of strings among the distinct ones, and these."""
+    if isinstance(given, np.ndarray):
+        if given.dtype.kind == "f" or (given.dtype.kind in "iu" and names is None):
+            return given, None
+        given = given.tolist()
+    types = set(map(type, given))
+    if not types <= {float, int, str, bool, type(None)}:
+        given = [_cell(name, value) for value in given]
+        types = set(map(type, given))
+    if names is not None and int in types and types <= {int, type(None)}:
+        named = {number: _class_name(number, names) for number in set(given)}
+        if None not in [text for number, text in named.items() if number is not None]:
+            given = [named[number] for number in given]
+            types = {str}
+    if types <= {float, int, type(None)}:
+        whole = np.array(given) if types == {int} else np.empty(0)
+        return (whole if whole.dtype.kind in "iu" else np.array(given, np.float64)), None  # None becomes NaN
+    if types & {float, int}:
+        raise ValueError(f"column {name!r} has both numbers and strings")
+    codes_of: dict[Any, int] = {None: -1}
+    codes = np.array([codes_of.setdefault(value, len(codes_of) - 1) for value in given], np.int64)
+    known = set(names or ())  # names of classes stay as the samples have them
+    return codes, tuple(text if text in known else clean(str(text), MAX_TEXT) for text in list(codes_of)[1:])
+
+
+def _class_name(number: int | None, names: Sequence[str]) -> str | None:
+    """Return the name of a class, or a negative number as text; None if there is none."""
+    if number is None or number >= len(names):
+        return None
+    return names[number] if number >= 0 else str(number)
 
 
 def _pairs(name: str, values: Any, total: int) -> tuple[NDArray[np.int64], Sequence[Any] | NDArray[Any]]:
@@ -83,20 +121,14 @@ def _pairs(name: str, values: Any, total: int) -> tuple[NDArray[np.int64], Seque
 
 def _indices(name: str, keys: Iterable[Any]) -> NDArray[np.int64]:
     found = list(keys)
-    if not all(isinstance(key, (int, np.integer)) and not isinstance(key, bool) for key in found):
+    if not all(kind is int or issubclass(kind, np.integer) for kind in set(map(type, found))):
         raise TypeError(f"the keys of column {name!r} must be dataset indices, not {found[:3]!r}")
-    return np.array([int(key) for key in found], np.int64)
+    return np.array(found, np.int64)
 
 
-def _cell(name: str, value: Any, names: Sequence[str] | None) -> float | int | str | None:
+def _cell(name: str, value: Any) -> float | int | str | bool | None:
     if hasattr(value, "item") and getattr(value, "shape", None) in ((), (1,)):
         value = value.item()
-    if value is None or isinstance(value, float):
-        return value if value is None or math.isfinite(value) else None
-    if isinstance(value, bool):
-        return str(value)
-    if isinstance(value, int):
-        return names[value] if names is not None and 0 <= value < len(names) else value
-    if isinstance(value, str):
-        return clean(value, MAX_TEXT)
+    if value is None or isinstance(value, (float, int, str)):
+        return value
     raise TypeError(f"column {name!r} takes numbers and strings, not {type(value).__name__}: {clean(repr(value), 60)}")

@@ -24,7 +24,7 @@ from nbloader._util.format import clean
 from nbloader.explorer.own_columns import OwnColumn
 from nbloader.explorer.problems import Check, Form, Found, ProblemKind, find_problems, groups, suspects
 from nbloader.explorer.reader import ReadSample
-from nbloader.explorer.text_index import TextIndex
+from nbloader.explorer.text_index import TextIndex, excerpt
 
 Row: TypeAlias = "dict[str, Any]"
 """Facts about a sample, see `Explorer.rows`."""
@@ -140,6 +140,7 @@ class SampleTable:
         self._checks: dict[int, Check] = {}
         self._forms: dict[tuple[Form, ...], tuple[Form, ...]] = {}  # shared, because most samples have equal ones
         self._columns: dict[str, Column] | None = None
+        self._indices: NDArray[np.int64] | None = None
         self._problems: Found | None = None
         self._probes: dict[int, str] = {}  # digests of suspects under other seeds
         self._drawn = ""
@@ -177,7 +178,7 @@ class SampleTable:
             self._texts.add(index, content.get("fields", ()))
             if len(self._rows) > MAX_ROWS:
                 self._forget(next(iter(self._rows)))
-            self._columns = self._problems = None
+            self._columns = self._indices = self._problems = None
 
     def add_column(self, name: str, column: OwnColumn) -> None:
         """Add values of the user, or replace those of the same name.
@@ -185,12 +186,13 @@ class SampleTable:
         Raises:
             ValueError: No sample has a value, or there are too many distinct strings to tell them apart.
         """
-        made = _column(name, column.values)
+        numbers, texts = column.values, column.texts
+        made = _numeric(name, numbers) if texts is None else _categorical(name, numbers, texts)
         if made is None:
             raise ValueError(f"column {name!r} has neither numbers nor at most {MAX_CATEGORIES} distinct strings")
         with self._lock:
             self._own[name], self._own_made[name] = column, made
-            self._columns = None
+            self._columns = self._indices = None
 
     def remove_column(self, name: str) -> None:
         """Remove values of the user.
@@ -202,14 +204,14 @@ class SampleTable:
             if name not in self._own:
                 raise KeyError(f"there is no column {name!r} of your own: {', '.join(self._own) or 'there is none'}")
             del self._own[name], self._own_made[name]
-            self._columns = None
+            self._columns = self._indices = None
 
     def drop(self, indices: Iterable[int]) -> None:
         """Forget samples that are about to be read again."""
         with self._lock:
             for index in indices:
                 self._forget(index)
-            self._columns = self._problems = None
+            self._columns = self._indices = self._problems = None
             self._probes.clear()
             self._drawn = ""
 
@@ -253,7 +255,7 @@ class SampleTable:
             return [index for index, line in self._rows.items() if line.get("error") is not None]
 
     def slowest(self) -> list[int]:
-        """All indices, the slowest sample first."""
+        """Indices of the samples that were read, the slowest one first."""
         with self._lock:
             return sorted(self._rows, key=lambda index: -self._rows[index].get("seconds"))
 
@@ -333,35 +335,35 @@ class SampleTable:
         hidden = {"index", "error", *(name for name in names if f"{name}.shape" in names)}  # array fields
         drawn = [name for name in names if name not in hidden]
         made = (_column(name, [row.get(name) for row in rows]) for name in drawn[:MAX_COLUMNS])
-        places = np.searchsorted(self.indices(), read)
+        places = _places(self.indices(), np.array(read, np.int64))
         return {column.name: replace(column, places=places) for column in made if column is not None}
 
     def _own_columns(self) -> dict[str, Column]:
         indices = self.indices()
         return {
-            name: replace(made, places=np.searchsorted(indices, self._own[name].indices))
+            name: replace(made, places=_places(indices, self._own[name].indices))
             for name, made in self._own_made.items()
         }
 
     def indices(self) -> NDArray[np.int64]:
         """Return the dataset indices of the samples that were read or have values of the user, in ascending order."""
         with self._lock:
-            read = np.array(sorted(self._rows), np.int64)
-            for column in self._own.values():
-                known = column.indices
-                whole = len(known) > 0 and known[0] == 0 and known[-1] == len(known) - 1
-                if not (whole and len(read) and read[-1] < len(known)):
-                    known = np.union1d(read, known)
-                read = known
-            return read
+            if self._indices is None:
+                every = np.array(sorted(self._rows), np.int64)
+                for column in self._own.values():
+                    if not (_is_range(column.indices) and len(every) and every[-1] < len(column.indices)):
+                        every = np.union1d(every, column.indices)
+                    else:
+                        every = column.indices
+                self._indices = every
+            return self._indices
 
-    def filtered(self, filters: Filters) -> list[int]:
-        """Indices of the samples that pass all filters."""
+    def filtered(self, filters: Filters) -> NDArray[np.int64]:
+        """Return the indices of the samples that pass all filters, in ascending order."""
         with self._lock:
             indices = self.indices()
             passed = self._passed(filters, len(indices))
-            found: list[int] = indices[np.logical_and.reduce(list(passed.values()))].tolist() if passed else []
-            return found if passed else indices.tolist()
+            return indices[np.logical_and.reduce(list(passed.values()))] if passed else indices
 
     def _passed(self, filters: Filters, count: int) -> dict[str, NDArray[np.bool_]]:
         columns = self.columns()
@@ -409,7 +411,7 @@ class SampleTable:
             checked = len(self._checks)
             read = sorted(self._rows)
             seconds = np.full(len(indices), np.nan)
-            seconds[np.searchsorted(indices, read)] = [self._rows[index].get("seconds") for index in read]
+            seconds[_places(indices, np.array(read, np.int64))] = [self._rows[index].get("seconds") for index in read]
             own = [name for name in columns if name in self._own]
         count = np.zeros(len(indices), np.int64)  # number of filters that each row passes
         for mask in passed.values():
@@ -451,37 +453,43 @@ class SampleTable:
         """Names by which samples can be grouped: columns with few distinct values."""
         return [name for name, column in self.columns().items() if len(column.names() or ()) > 1]
 
-    def sorted_by(self, name: str, filters: Filters, *, descending: bool = False) -> list[int]:
-        """Indices of the samples that pass all filters, sorted by a column; those without a value are the last ones.
+    def sorted_by(self, name: str, chosen: NDArray[np.int64], *, descending: bool = False) -> NDArray[np.int64]:
+        """Sort samples by a column; those without a value are the last ones.
+
+        Args:
+            name: The column.
+            chosen: Indices of the samples, in ascending order.
+            descending: Whether the largest value is the first one.
+
+        Returns:
+            The indices of the samples.
 
         Raises:
             KeyError: There is no such column.
         """
+        if name == "index":
+            return chosen[::-1] if descending else chosen
         with self._lock:
-            chosen, indices = self.filtered(filters), self.indices()
-            if name == "index":
-                return chosen[::-1] if descending else chosen
-            column = self.columns().get(name)
+            column, indices = self.columns().get(name), self.indices()
             if column is None:
-                return self._sorted_by_text(name, chosen, descending=descending)
-        values = column.spread(len(indices))[np.searchsorted(indices, chosen)]
+                return self._sorted_by_text(name, chosen.tolist(), descending=descending)
+        values = column.spread(len(indices))[_places(indices, chosen)]
         if column.categories is not None:
             alphabetical = np.argsort(np.argsort(column.categories)).astype(np.float64)
             there = np.isfinite(values)
             values[there] = alphabetical[values[there].astype(np.int64)]
-        order = np.argsort(-values if descending else values, kind="stable")  # NaN is last
-        found: list[int] = np.array(chosen, np.int64)[order].tolist()
-        return found
+        return chosen[np.argsort(-values if descending else values, kind="stable")]  # NaN is last
 
-    def _sorted_by_text(self, name: str, chosen: list[int], *, descending: bool) -> list[int]:
+    def _sorted_by_text(self, name: str, chosen: list[int], *, descending: bool) -> NDArray[np.int64]:
         if name not in self.sortable():
             raise KeyError(f"there is no column {name!r}: {', '.join(self.sortable()) or 'nothing was read'}")
         keys = {index: self._rows[index].get(name) for index in chosen if index in self._rows}
-        there = [index for index in chosen if keys.get(index) is not None]
+        there = [index for index in keys if keys[index] is not None]
         missing = [index for index in chosen if keys.get(index) is None]
-        return sorted(there, key=lambda index: str(keys[index]).lower(), reverse=descending) + missing
+        ordered = sorted(there, key=lambda index: str(keys[index]).lower(), reverse=descending)
+        return np.array(ordered + missing, np.int64)
 
-    def groups(self, by: str, filters: Filters, each: int, order: Sequence[int]) -> list[Group]:
+    def groups(self, by: str, filters: Filters, each: int, order: NDArray[np.int64]) -> list[Group]:
         """Return samples by the value of a column, the largest group first.
 
         Args:
@@ -498,14 +506,18 @@ class SampleTable:
         names = None if column is None else column.names()
         if column is None or names is None:
             raise KeyError(f"samples cannot be grouped by {by!r}: {', '.join(self.groupable()) or 'nothing was read'}")
-        codes = column.spread(len(indices), column.codes())[np.searchsorted(indices, order)]
-        listed, found = np.array(order, np.int64), []
-        for at, name in enumerate(names):
-            members = listed[codes == at]
-            if len(members):
-                chosen = [name] if column.categories is not None else [float(column.edges[at])] * 2
-                found.append(Group(name, len(members), members[:each].tolist(), {**filters, by: chosen}))
-        return sorted(found, key=lambda group: -group.size)
+        codes = column.spread(len(indices), column.codes())[_places(indices, order)]
+        there = (codes >= 0) & (codes < len(names))
+        listed, numbers = order[there], codes[there].astype(np.int16)
+        together = listed[np.argsort(numbers, kind="stable")]
+        sizes = np.bincount(numbers, minlength=len(names)).tolist()
+        found, begin = [], 0
+        for at, (name, size) in enumerate(zip(names, sizes, strict=True)):
+            chosen = [name] if column.categories is not None else [float(column.edges[at])] * 2
+            members = together[begin : begin + min(size, each)].tolist()
+            found.append(Group(name, size, members, {**filters, by: chosen}))
+            begin += size
+        return sorted((group for group in found if group.size), key=lambda group: -group.size)
 
     def confusion(self, rows: str, columns: str) -> Confusion:
         """Count pairs of values of two columns, such as labels and predictions.
@@ -535,7 +547,7 @@ class SampleTable:
         return Confusion(classes, counts.tolist())
 
     def within(self, x: str, y: str, corners: Sequence[Sequence[float]]) -> list[int]:
-        """Indices of the samples inside of a polygon in the scatter plot of two columns.
+        """Return the indices of the samples inside of a polygon in the scatter plot of two columns.
 
         Args:
             x: Column of the horizontal axis.
@@ -554,20 +566,35 @@ class SampleTable:
         found: list[int] = indices[_inside(axes[0], axes[1], np.array(corners, np.float64))].tolist()
         return found
 
-    def search(self, words: str) -> dict[int, str]:
-        """Return the samples whose texts contain all words, with the text around the first one, by dataset index.
+    def search(self, words: str) -> NDArray[np.int64]:
+        """Return the indices of the samples whose texts contain all words in any case, in ascending order.
 
         Texts are those of the samples that were read, and strings in columns of the user.
+
+        Args:
+            words: Words with spaces between them.
         """
+        wanted = words.lower().split()
         with self._lock:
-            own = {
-                index: value
-                for column in self._own.values()
-                if not isinstance(column.values, np.ndarray)
-                for index, value in zip(column.indices.tolist(), column.values, strict=True)
-                if isinstance(value, str)
-            }
-            return self._texts.search(words, own)
+            indices = self.indices()
+            known = [column for column in self._own.values() if column.texts]
+            passed = np.full(len(indices), bool(wanted))
+            for word in wanted:
+                contains = np.zeros(len(indices), np.bool_)
+                contains[_places(indices, self._texts.with_word(word))] = True
+                for column in known:
+                    matches = np.array([*(word in text.lower() for text in column.texts or ()), False])  # -1: no text
+                    contains[_places(indices, column.indices[matches[column.values]])] = True
+                passed &= contains
+            found: NDArray[np.int64] = indices[passed]
+            return found
+
+    def excerpt(self, index: int, words: str) -> str:
+        """Return the text of a sample around the first of these words."""
+        with self._lock:
+            values = [column.at(index) for column in self._own.values() if column.texts is not None]
+            texts = [self._texts.get(index), *(str(value) for value in values if value)]
+        return excerpt(words.split(maxsplit=1)[0], texts)
 
 
 class Group(NamedTuple):
@@ -631,32 +658,53 @@ def _row(index: int, sample: ReadSample, content: Mapping[str, Any]) -> Row:
     return {**known, **values, **{name: value for name, value in derived.items() if name not in values}, **known}
 
 
-def _column(name: str, values: list[Any] | NDArray[Any]) -> Column | None:
-    if isinstance(values, np.ndarray):
-        return _numeric(name, values.astype(np.float64))
+def _is_range(indices: NDArray[np.int64]) -> bool:
+    """Whether ascending indices are 0, 1, 2 and so on."""
+    return len(indices) > 0 and bool(indices[0] == 0 and indices[-1] == len(indices) - 1)
+
+
+def _places(indices: NDArray[np.int64], chosen: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the positions of some indices among all, which are ascending."""
+    return chosen if _is_range(indices) else np.searchsorted(indices, chosen)
+
+
+def _column(name: str, values: list[Any]) -> Column | None:
+    """Return a column of the samples that were read; None if it is neither numeric nor categorical."""
     present = [value for value in values if value is not None]
+    types = set(map(type, present))
     if not present:
         return None
-    if all(type(value) in (int, float) for value in present):
-        return _numeric(name, np.array([math.nan if value is None else value for value in values], np.float64))
-    if not all(type(value) in (str, bool) for value in present):
+    if types <= {int, float}:
+        return _numeric(name, np.array(values, np.float64))  # None becomes NaN
+    if not types <= {str, bool}:
         return None
-    counts: dict[str, int] = {}
-    for value in present:
-        text = str(value)
-        counts[text] = counts.get(text, 0) + 1
-        if len(counts) > MAX_CATEGORIES:
-            return None
-    if len(counts) > LARGEST_GROUPS and 2 * len(counts) > len(present):  # free text
+    texts = tuple(dict.fromkeys(map(str, present)))
+    if len(texts) > LARGEST_GROUPS and 2 * len(texts) > len(present):  # free text
         return None
-    categories = tuple(sorted(counts, key=lambda text: (-counts[text], text)))
-    numbers = {text: at for at, text in enumerate(categories)}
-    codes = np.array([math.nan if value is None else numbers[str(value)] for value in values], np.float64)
-    edges = np.arange(min(len(categories), LARGEST_GROUPS + 1) + 1, dtype=np.float64)
-    return Column(name, codes, categories, edges, logarithmic=False)
+    numbers = {text: at for at, text in enumerate(texts)}
+    return _categorical(name, np.array([-1 if v is None else numbers[str(v)] for v in values], np.int64), texts)
 
 
-def _numeric(name: str, array: NDArray[np.float64]) -> Column | None:
+def _categorical(name: str, codes: NDArray[np.int64], texts: Sequence[str]) -> Column | None:
+    """Return a categorical column; None if it has too many categories.
+
+    Args:
+        name: Its name.
+        codes: Positions of the values in `texts`; -1 for none.
+        texts: Distinct values.
+    """
+    if not texts or len(texts) > MAX_CATEGORIES:
+        return None
+    counts = np.bincount(codes + 1, minlength=len(texts) + 1)[1:].tolist()
+    order = sorted(range(len(texts)), key=lambda at: (-counts[at], texts[at]))
+    ranks = np.full(len(texts) + 1, np.nan)  # the last one is for -1
+    ranks[order] = np.arange(len(texts))
+    edges = np.arange(min(len(texts), LARGEST_GROUPS + 1) + 1, dtype=np.float64)
+    return Column(name, ranks[codes], tuple(texts[at] for at in order), edges, logarithmic=False)
+
+
+def _numeric(name: str, values: NDArray[Any]) -> Column | None:
+    array = values.astype(np.float64)
     finite = array[np.isfinite(array)]
     if not finite.size:
         return None

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from nbloader._util.format import clean
 
 MAX_CHARACTERS = 50_000_000
@@ -40,27 +43,25 @@ class TextIndex:
         """Forget a sample."""
         self._characters -= len(self._texts.pop(index, ""))
 
-    def search(self, words: str, more: Mapping[int, str]) -> dict[int, str]:
-        """Return the samples whose texts contain all words in any case, with the text around the first word.
+    def get(self, index: int) -> str:
+        """Return the text of a sample; "" if it has none."""
+        return self._texts.get(index, "")
+
+    def with_word(self, word: str) -> NDArray[np.int64]:
+        """Return the indices of the samples whose texts contain a word, in any order.
 
         Args:
-            words: Words with spaces between them.
-            more: Further texts, by dataset index.
+            word: A word in lower case.
         """
-        wanted = words.lower().split()
-        if not wanted:
-            return {}
-        found = {}
-        for index in sorted({*self._texts, *more}):
-            text = "\n".join(filter(None, (self._texts.get(index), more.get(index))))
-            lower = text.lower()
-            if all(word in lower for word in wanted):
-                at = lower.find(wanted[0])
-                begin, end = max(0, at - AROUND), at + len(wanted[0]) + AROUND
-                found[index] = clean(
-                    ("\u2026" if begin else "") + text[begin:end] + ("\u2026" if end < len(text) else "")
-                )
-        return found
+        return np.array([index for index, text in self._texts.items() if word in text.lower()], np.int64)
+
+
+def excerpt(word: str, texts: Iterable[str]) -> str:
+    """Return the text around a word in texts that may contain it."""
+    text = "\n".join(filter(None, texts))
+    at = max(0, text.lower().find(word.lower()))
+    begin, end = max(0, at - AROUND), at + len(word) + AROUND
+    return clean(("\u2026" if begin else "") + text[begin:end] + ("\u2026" if end < len(text) else ""))
 
 
 def _label(field: Mapping[str, Any]) -> str:

@@ -10,6 +10,8 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
+import numpy as np
+
 from nbloader._util import rng
 from nbloader.errors import NbloaderError
 from nbloader.explorer.adapters import Adapted
@@ -309,7 +311,8 @@ class Explorer:
         Raises:
             KeyError: There is no such column.
         """
-        return list(self._arrange(sort=by, descending=descending).indices)
+        found: list[int] = self._arrange(sort=by, descending=descending).indices.tolist()
+        return found
 
     def group(self, by: str, each: int = EACH) -> dict[str, int]:
         """List samples in groups by the value of a column, the largest group first.
@@ -335,7 +338,8 @@ class Explorer:
         Returns:
             The dataset indices, among the samples that were read.
         """
-        return list(self._arrange(words=words).indices)
+        found: list[int] = self._arrange(words=words).indices.tolist()
+        return found
 
     def _arrange(self, **changes: Any) -> Listed:
         """List samples in all views, as before but for some changes."""
@@ -421,7 +425,7 @@ class Explorer:
             with contextlib.suppress(KeyError, TypeError):
                 if function(row):
                     found.append(row["index"])
-        self._conversation.list_found(Listed(found, {}, []))
+        self._conversation.list_found(Listed(np.array(found, np.int64), {}, []))
         return found
 
     def retry(self, indices: Iterable[int] | None = None) -> None:
