@@ -84,6 +84,17 @@ class Attributed:
         ((RGB, LABELS[:32]), ["image", "image"]),
         ((RGB, {"masks": np.ones((3, 64, 48), np.uint8), "boxes": [[1, 2, 9, 9]]}), ["image", "tree", "mask", "boxes"]),
         ((RGB, {"masks": torch.ones(5, 64, 48, dtype=torch.bool)}), ["image", "tree", "mask"]),
+        ((RGB, {"masks": np.eye(5, dtype=np.uint8)[LABELS % 5]}), ["image", "tree", "mask"]),
+        ((RGB, np.eye(3, dtype=np.float32)[LABELS % 3]), ["image", "mask"]),
+        ((torch.rand(3, 64, 48), np.zeros((64, 48, 7), np.bool_)), ["image", "mask"]),
+        ((RGB, LABELS[..., None] > np.arange(3)), ["image", "mask"]),
+        ([{"masks": np.eye(3, dtype=np.uint8)[LABELS % 3]}], ["tree", "mask"]),
+        ((RGB, np.zeros((64, 48, 7), np.uint8)), ["image", "volume"]),
+        ((RGB, (RGB // 64).repeat(2, axis=2)), ["image", "volume"]),
+        ((RGB, np.repeat(LABELS[..., None] > 0, 3, axis=2)), ["image", "image"]),
+        ({"image": RGB, "mask": np.eye(3, dtype=np.uint8)[LABELS % 3] * 255}, ["image", "image"]),
+        ((RGB, (LABELS[..., None] > np.arange(3)).astype(np.float32)), ["image", "image"]),
+        ((RGB[:32], np.zeros((64, 48, 5), np.bool_)), ["image", "volume"]),
         ((torch.randn(2, 16_000), 16_000, "yes"), ["audio", "rate", "text"]),
         ((torch.randn(2, 16_000), 16_001), ["signal", "number"]),
         ({"audio": np.zeros(99), "sampling_rate": 8000, "text": "a"}, ["audio", "rate", "text"]),
@@ -175,6 +186,9 @@ def test_a_mask_without_a_name_and_layers_of_objects_are_drawn_over_the_picture(
     assert (by_path["masks"].summary, by_path["masks"].note) == ("3 objects", "over image")
     colors = [tuple(int(part) for part in (100 + LABEL_COLORS[at].astype(int)) // 2) for at in (1, 3)]
     assert [tuple(over[y, 5]) for y in (4, 25, 40)] == [*colors, (100, 100, 100)]
+    last, description = described({"image": GRAY, "masks": np.moveaxis(layers, 0, 2)})
+    assert np.array_equal(decode(description.buffers[last["masks"].picture]), over)
+    assert (last["masks"].summary, last["masks"].shape) == ("3 objects", (64, 48, 3))
 
 
 def test_annotated_objects_are_a_table_and_are_drawn_with_boxes_and_outlines():

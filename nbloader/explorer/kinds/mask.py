@@ -46,7 +46,10 @@ class Mask(Kind):
             return False
         size, named = (grid.shape[-1], grid.shape[-2]), value.named(NAMES)
         if grid.ndim == 3:  # a layer for each object
-            return is_binary(grid) and (named or (grid.dtype.kind == "b" and value.beside_picture(size)))
+            if not named and not value.beside_picture(size):
+                return False
+            layered = named or grid.dtype.kind == "b" or is_one_hot(grid)
+            return layered and is_binary(grid) and (_has_layers_first(value) or not _is_plain_picture(grid))
         if named and not value.is_pil:
             return is_mask(grid) or (grid.dtype.kind == "f" and is_binary(grid))
         if not (named or value.beside_picture(size, other=NAMES)):
@@ -63,8 +66,8 @@ class Mask(Kind):
 
     @property
     def array(self) -> NDArray[Any]:
-        """The labels or the layers."""
-        return self._grid
+        """The labels or the layers, with the axes that they have in the sample."""
+        return self._grid if self.value.is_pil else self.value.numbers
 
     def describe(self) -> None:
         """Draw the labels in colors."""
@@ -90,7 +93,10 @@ class Mask(Kind):
 
 
 def _grid(value: Value) -> NDArray[Any]:
-    """Return the array of labels, without an axis of a single channel; an array without axes if there is none."""
+    """Return the array of labels, without an axis of a single channel; an array without axes if there is none.
+
+    Layers of objects are along the first axis, wherever they are in the sample.
+    """
     if value.is_pil:
         mode = getattr(value.content, "mode", "")
         return np.asarray(value.content) if mode in MAP_MODES else NO_NUMBERS
@@ -99,8 +105,30 @@ def _grid(value: Value) -> NDArray[Any]:
         array = array[0]
     elif array.ndim == 3 and array.shape[2] == 1:
         array = array[:, :, 0]
+    elif array.ndim == 3 and not _has_layers_first(value):
+        array = np.moveaxis(array, 2, 0)
     usable = array.ndim in (2, 3) and array.dtype.kind in "biuf" and min(array.shape[-2:]) >= pictures.MIN_SIDE
     return array if usable and (array.ndim == 2 or len(array) <= MAX_LAYERS) else NO_NUMBERS
+
+
+def _has_layers_first(value: Value) -> bool:
+    """Whether the layers of an array with three axes are along the first one, and not along the last one.
+
+    A picture of the same height and width decides. Without one, layers are last if the last axis is much shorter.
+    """
+    first, middle, last = value.numbers.shape
+    if value.beside_picture((last, middle)):
+        return True
+    return not value.beside_picture((middle, first)) and pictures.slice_axis((first, middle, last)) == 0
+
+
+def _is_plain_picture(layers: NDArray[Any]) -> bool:
+    """Whether layers that are along the last axis may be channels: bytes that are 0 and 255, or equal ones."""
+    small = thinned(layers, CARD_ELEMENTS)
+    if not small.any():
+        return False
+    equal = len(layers) in pictures.CHANNELS and all(np.array_equal(layers[0], layer) for layer in layers[1:])
+    return equal or bool(layers.dtype.kind != "b" and small.max() > 1)
 
 
 def _is_palette(value: Value) -> bool:
@@ -124,6 +152,13 @@ def is_binary(array: NDArray[Any]) -> bool:
         return True
     found = np.unique(thinned(array, CARD_ELEMENTS))
     return bool(np.isin(found, (0, 1)).all() or (array.dtype == np.uint8 and np.isin(found, (0, 255)).all()))
+
+
+def is_one_hot(layers: NDArray[Any]) -> bool:
+    """Whether each pixel is in exactly one layer, and at least two layers have pixels."""
+    step = max(1, layers.size // CARD_ELEMENTS)
+    columns = layers.reshape(len(layers), -1)[:, ::step] != 0
+    return bool((columns.sum(axis=0) == 1).all() and columns.any(axis=1).sum() > 1)
 
 
 def _small(grid: NDArray[Any], side: int) -> NDArray[Any]:
