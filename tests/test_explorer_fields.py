@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime as dt
 import json
 import struct
 import zlib
+from decimal import Decimal
 
 import numpy as np
 import pytest
@@ -272,6 +274,24 @@ def test_an_object_that_raises_when_it_is_looked_at_is_one_field():
     by_path, _ = fields({"a": Broken(), "b": BrokenDict(x=1), "c": 1})
     assert "<Broken instance at" in by_path["a"].summary
     assert (by_path["b"].kind, by_path["c"].summary) == ("error", "1")
+
+
+def test_dates_and_decimal_numbers_are_shown_as_people_write_them():
+    by_path, _ = fields(
+        {
+            "date": dt.datetime(2024, 10, 2, 3, 4, tzinfo=dt.timezone.utc),
+            "array": np.array("2024-10-02", "M8[D]"), "price": Decimal("1.50"),
+            "long": dt.timedelta(days=1),
+        }
+    )  # fmt: skip
+    shown = {path: by_path[path].summary for path in ("date", "array", "price", "long")}
+    assert shown == {
+        "date": "2024-10-02 03:04:00+00:00",
+        "array": "2024-10-02",
+        "price": "1.50",
+        "long": "1 day, 0:00:00",
+    }
+    assert by_path["price"].value == 1.5
 
 
 def test_containers_are_bounded_also_one_that_contains_itself():

@@ -148,6 +148,8 @@ def test_pandas(opened):
     pd = pytest.importorskip("pandas", reason="pandas is not installed")
     explorer, [fields], _ = opened(pd.DataFrame({"a": [1, 2], "b": ["x", "y"]}), 1)
     assert (len(explorer), fields["a"]["value"], fields["b"]["text"]) == (2, 2, "y")
+    explorer, [fields], _ = opened(pd.Series([5.0, 6.0], index=[7, 1], name="loss"), 1)
+    assert (len(explorer), fields[""]["value"]) == (2, 6.0), "by position, not by label"
 
 
 def test_polars(opened):
@@ -172,10 +174,14 @@ def test_arrow(opened, tmp_path):
     datasets = pytest.importorskip("pyarrow.dataset")
     explorer, [fields], _ = opened(datasets.dataset(file), 20)
     assert (len(explorer), fields["a"]["value"]) == (50, 20)
-    with pytest.raises(TypeError, match=r"opens files that end in \.parquet or \.lance"):
+    with pytest.raises(TypeError, match=r"opens files that end in \.parquet, \.lance or \.zarr"):
         opened(tmp_path / "t.csv")
+    for column in (table["b"], table["b"].chunk(0)):
+        explorer, [fields], _ = opened(column, 49)
+        assert (len(explorer), fields[""]["text"]) == (50, "z")
 
 
+@pytest.mark.leaves_behind("Lance keeps threads of its own until the process ends")
 def test_lance(opened, tmp_path):
     lance = pytest.importorskip("lance", reason="pylance is not installed")
     pa = pytest.importorskip("pyarrow")
@@ -185,7 +191,8 @@ def test_lance(opened, tmp_path):
         assert (len(explorer), fields["a"]["value"]) == (50, 20)
 
 
-def test_zarr(opened):
+@pytest.mark.leaves_behind("zarr keeps an event loop of its own until the process ends")
+def test_zarr(opened, tmp_path):
     zarr = pytest.importorskip("zarr", minversion="3", reason="zarr 3 is not installed")
     group = zarr.create_group(store={})
     images = group.create_array("images", shape=(4, 16, 24), dtype="u1")
@@ -194,6 +201,12 @@ def test_zarr(opened):
     assert (len(explorer), fields[""]["size"]) == (4, [24, 16])
     explorer, [fields], _ = opened(group, 2)
     assert (len(explorer), fields["images"]["kind"], fields["y"]["value"]) == (4, "image", 7)
+    zarr.save(str(tmp_path / "a.zarr"), np.arange(3))
+    assert opened(tmp_path / "a.zarr", 2)[1][0][""]["value"] == 2
+    splits = zarr.create_group(store={})
+    splits.create_group("train").create_array("x", shape=(4,), dtype="f4")
+    with pytest.raises(TypeError, match=r"no arrays, but groups: pass group\['train'\]"):
+        opened(splits)
 
 
 def test_nibabel(opened):
@@ -202,6 +215,10 @@ def test_nibabel(opened):
     explorer, [fields], _ = opened(scan, 0)
     assert (len(explorer), fields[""]["kind"], fields[""]["data"]["axes"]) == (1, "volume", 3)
     assert opened([{"scan": scan}], 0)[1][0]["scan"]["kind"] == "volume"
+    series = nibabel.Nifti1Image(np.zeros((20, 30, 9, 5), np.int16), np.eye(4))
+    _, [fields], _ = opened(series, 0)
+    assert (fields[""]["size"], fields[""]["data"]["axes"]) == ([30, 20], 3)
+    assert fields[""]["note"].endswith("slice 4 of 9; volume 0 of 5")
 
 
 def test_scikit_learn(opened):

@@ -92,7 +92,7 @@ def source_of(x: Any, buffer: int, split: str | int | None = None) -> Source:
         return _of_splits(x, splits, split, buffer)
     if _is_of_torch(x, "DataLoader"):
         return _of_loader(x, buffer)
-    if isinstance(x, Path) or (isinstance(x, str) and x.lower().endswith((".parquet", ".lance"))):
+    if isinstance(x, Path) or (isinstance(x, str) and x.lower().endswith((".parquet", ".lance", ".zarr"))):
         return _of_dataset(opened(x), buffer, Path(x).name)
     if isinstance(x, BatchSamples):
         return Source(

@@ -23,12 +23,16 @@ def rows_of(x: Any) -> Adapted | None:
     """
     if hasattr(x, "iloc") and hasattr(x, "columns"):  # pandas: x[0] would be a column
         return Adapted(len(x), partial(_of_pandas, x))
+    if hasattr(x, "iloc") and hasattr(x, "to_list"):  # a column of pandas: x[0] would be the row with this label
+        return Adapted(len(x), x.iloc.__getitem__)
     if hasattr(x, "collect") and hasattr(x, "collect_schema"):
         raise TypeError("a LazyFrame has no rows before it is executed: pass frame.collect()")
     if hasattr(x, "row") and hasattr(x, "iter_rows"):  # polars
         return Adapted(len(x), partial(_of_polars, x))
     if hasattr(x, "to_pylist") and hasattr(x, "schema") and hasattr(x, "slice"):  # a table or a record batch of Arrow
         return Adapted(int(x.num_rows), partial(_of_arrow, x))
+    if hasattr(x, "to_pylist") and hasattr(x, "type") and hasattr(x, "slice"):  # a column of Arrow
+        return Adapted(len(x), partial(_of_arrow_column, x))
     if hasattr(x, "read_row_group") and hasattr(x, "metadata"):
         return Adapted(int(x.metadata.num_rows), ParquetGroups(x.metadata, x.read_row_group).row)
     if hasattr(x, "count_rows") and hasattr(x, "take") and hasattr(x, "schema"):  # a dataset of Arrow or Lance
@@ -40,7 +44,7 @@ def opened(path: str | Path) -> Any:
     """Open a file or folder of a table with the library for it.
 
     Args:
-        path: Path that ends in ".parquet" or ".lance".
+        path: Path that ends in ".parquet", ".lance" or ".zarr".
 
     Raises:
         TypeError: It has another ending.
@@ -55,16 +59,29 @@ def opened(path: str | Path) -> Any:
         import lance
 
         return lance.dataset(path)
+    if suffix == ".zarr":
+        import zarr
+
+        return zarr.open(str(path), mode="r")
     raise TypeError(
-        f"explore() opens files that end in .parquet or .lance, not {str(path)[:80]!r}: pass a dataset or an array"
+        f"explore() opens files that end in .parquet, .lance or .zarr, not {str(path)[:80]!r}: pass a dataset, array "
+        "or data frame"
     )
 
 
 def arrays_of(x: Any) -> Mapping[str, Any] | None:
-    """Return the arrays of a group of zarr by name; None if it is none."""
+    """Return the arrays of a group of zarr by name; None if it is none.
+
+    Raises:
+        TypeError: The group has no arrays itself, but its groups may.
+    """
     if not (callable(getattr(x, "arrays", None)) and callable(getattr(x, "array_keys", None))):
         return None
-    return {str(name): array for name, array in x.arrays()}
+    arrays = {str(name): array for name, array in x.arrays()}
+    groups = [str(name) for name in x.group_keys()] if not arrays else []
+    if groups:
+        raise TypeError(f"the group has no arrays, but groups: pass group[{groups[0]!r}], one of {', '.join(groups)}")
+    return arrays
 
 
 def length_of_array(x: Any) -> int | None:
@@ -134,6 +151,10 @@ def _of_polars(frame: Any, index: int) -> Any:
 def _of_arrow(table: Any, index: int) -> dict[str, Any]:
     row: dict[str, Any] = table.slice(index, 1).to_pylist()[0]
     return row
+
+
+def _of_arrow_column(column: Any, index: int) -> Any:
+    return column[index].as_py()
 
 
 def _of_dataset(dataset: Any, index: int) -> dict[str, Any]:

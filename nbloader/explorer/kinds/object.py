@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import decimal
+import uuid
+
+import numpy as np
+
+from nbloader._util.format import clean
+from nbloader.explorer.field import SUMMARY
 from nbloader.explorer.kinds.base import Kind, Value
 from nbloader.explorer.texts import long_repr, short_repr
 
+PLAIN = (dt.date, dt.time, dt.timedelta, np.datetime64, np.timedelta64, decimal.Decimal, uuid.UUID)
+"""Types whose string is shown and not their repr. Dates and times are sorted by it."""
+
 
 class Object(Kind):
-    """The repr of an object."""
+    """The repr of an object, or the string of a date, a time or a decimal number."""
 
     name = "object"
 
@@ -17,8 +28,13 @@ class Object(Kind):
         return True
 
     def describe(self) -> None:
-        """Show the repr."""
+        """Show the repr or the string."""
         array = self.value.array
         content = self.value.content if array is None else array[()]
+        if isinstance(content, PLAIN):
+            self.field.summary = clean(content, SUMMARY)
+            if isinstance(content, decimal.Decimal) and content.is_finite():
+                self.field.value = float(content)
+            return
         self.field.summary = short_repr(content)
         self.field.text = long_repr(content) if self.context.view.full else ""

@@ -40,31 +40,33 @@ class Volume(Kind):
     @classmethod
     def recognizes(cls, value: Value) -> bool:
         """Return whether two axes are those of a picture."""
-        array = value.numbers
-        return pictures.has_slices(array.shape)
+        return pictures.has_slices(_numbers(value).shape)
 
     @classmethod
     def fits(cls, value: Value) -> bool:
         """Return whether there are at least three axes, two of which are those of a picture."""
-        return value.numbers.ndim >= 3 and pictures.has_slices(value.numbers.shape)
+        array = _numbers(value)
+        return array.ndim >= 3 and pictures.has_slices(array.shape)
 
     def describe(self) -> None:
         """Draw the slice that was chosen, or the middle one."""
         field, context = self.field, self.context
         field.summary = self.value.shape_and_type
-        default = pictures.slice_axis(self.value.numbers.shape) if self.value.numbers.ndim == 3 else 0
+        array = _numbers(self.value)
+        default = pictures.slice_axis(array.shape) if array.ndim == 3 else 0
         axis = min(max(context.choice(field.path, default, "axis"), 0), 2)
-        stack = _stack(self.value.numbers, axis)
+        stack = _stack(array, axis)
         count = len(stack.array)
         at = min(max(context.choice(field.path, count // 2), 0), count - 1)
-        unit = "slice" if self.value.numbers.ndim == 3 else "picture"
+        unit = "slice" if array.ndim == 3 else "picture"
         field.data |= {"slices": count, "slice": at, "unit": unit}
         shown = show(field, stack.array[at], stack.layout, context, stack.array)
         if stack.axes > 1:
             field.data |= {"axes": stack.axes, "axis": axis}
         if context.view.full and count > 1:
             self._attach_frames(stack, shown.limits)
-        field.note = joined(field.note, f"{unit} {at} of {count}{stack.note}")
+        series = f"volume 0 of {self.value.numbers.shape[3]}" if array.ndim < self.value.numbers.ndim else ""
+        field.note = joined(field.note, f"{unit} {at} of {count}{stack.note}", series)
 
     def _attach_frames(self, stack: Stack, limits: pictures.Limits | None) -> None:
         """Attach small pictures of the slices, one below the other, which are played one after another."""
@@ -86,6 +88,12 @@ class Volume(Kind):
         if undone is not None:
             return pictures.to_rgb(undone, "HWC", FRAME_SIDE)
         return pictures.to_rgb(array, layout, FRAME_SIDE, limits)
+
+
+def _numbers(value: Value) -> NDArray[Any]:
+    """Return the array; for an image of nibabel with a time axis, which is its last one, the first volume."""
+    array = value.numbers
+    return array[..., 0] if array.ndim == 4 and hasattr(value.content, "dataobj") else array
 
 
 def _stack(array: NDArray[Any], axis: int) -> Stack:
