@@ -276,7 +276,8 @@ class Explorer:
             values: A value for each sample, in their order: a list, an array, a tensor. Or values of some samples by
                 dataset index: a dict, or a `pandas.Series` with dataset indices. Numbers, strings, bools or None.
             names: Names of classes for whole numbers. None uses those of the dataset if the name of the column has
-                "label", "class", "target" or "pred" in it.
+                "label", "class", "target" or "pred" in it. A negative number becomes its text, and a number beyond the
+                last name keeps all of them numbers.
 
         Raises:
             ValueError: There is another number of values than samples, an index is out of range or repeated, or
