@@ -29,7 +29,7 @@ view.add_column("prediction", [0 if i % 7 == 0 else i % 2 for i in range(60)])
 view
 """
 RESULT = """
-print("indices", view._conversation._arranged.indices)
+print("indices", view._conversation._arranged.indices.tolist())
 print(view.code())
 """
 TABLE = """
@@ -92,13 +92,17 @@ def test_each_kind_is_drawn_on_a_card_and_in_full(open_notebook: Any) -> None:
     assert live.evaluate(LOW_CONTRAST) == []
     screenshot(page, "kinds-dark-1400")
     page.set_viewport_size({"width": 900, "height": 1400})
+    lines: list[str] = []
     for index in (2, 3, 7, 8, 10):
         live.get_by_label("go to the sample with this index").fill(str(index))
         live.get_by_label("go to the sample with this index").press("Enter")
         live.locator(f".nbx-card[aria-label^='sample {index},']").click()
         detail.locator("strong", has_text=f"Sample {index}").wait_for()
         detail.locator(".nbx-field").first.wait_for()
+        bars = detail.locator(".nbx-bars rect")
+        lines += bars.evaluate_all("(found) => found.map((bar) => getComputedStyle(bar).stroke)")
         screenshot(page, f"kind-{index}-dark-900")
+    assert set(lines) == {"none"}, "a line around a bar of a histogram hides those beside it"
 
 
 def _change_what_is_drawn(live: Any) -> None:
