@@ -218,6 +218,23 @@ def test_the_example_in_the_readme_runs():
         assert loader.stats().batches_done == 40
 
 
+def rows(text):
+    """The cells of each row of the tables in a text."""
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
+
+
+@unit
+def test_the_figures_of_the_readme_are_those_of_the_benchmarks():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    measured = rows((SITE / "explanation" / "benchmarks.md").read_text(encoding="utf-8"))
+    glance = readme.split("## Benchmarks at a glance")[1].split("\n## ")[0]
+    for workload, *figures in rows(glance)[2:]:
+        assert any(set(figures) <= set(row) for row in measured), workload
+    first = re.search(r"\*\*First batch\.\*\*.*?(?=^- )", readme, re.DOTALL | re.MULTILINE)[0]
+    starts = {figure for row in measured if "ms" in row for figure in row}
+    assert set(re.findall(r"\d+(?= to | ms)", first)) <= starts
+
+
 @unit
 def test_a_block_that_another_test_runs_is_named_there():
     named = [(page, test) for page in PAGES for test in RUN_BY.findall(page.read_text(encoding="utf-8"))]

@@ -666,20 +666,20 @@ def rate(dataset: Any, options: dict[str, Any], loop: Callable[[Any], Any], epoc
 def table(rows: list[Row], others: float) -> str:
     """The rows as Markdown, with a summary."""
     lines = [
-        "| slow loader | cause in the verdict | line | what the screen says | samples | predicted | measured |",
+        "| slow loader | cause in the verdict | slowest line | what the screen says | samples | predicted | measured |",
         "|---|---|---|---|---|---|---|",
     ]
     for row in rows:
-        line = f"`{row.line[:48].strip()}`" if row.line else "-"
+        line = f"`{row.line[:48].strip()}{' …' if len(row.line) > 48 else ''}`" if row.line else "-"
         wrong = "" if row.line_is_right else " (another line)"
         predicted = "-" if row.predicted is None else f"{row.predicted:.2f}x"
         measured = "-" if row.measured is None else f"{row.measured:.2f}x"
         cells = [
             row.name,
-            row.cause,
+            f"`{row.cause}`",
             line + wrong,
             row.remedy or row.note or "nothing",
-            row.samples or "-",
+            _compared(row) or "-",
             predicted,
             measured,
         ]
@@ -689,6 +689,9 @@ def table(rows: list[Row], others: float) -> str:
     close = sum(abs(row.measured / row.predicted - 1) <= CLOSE for row in both)
     right = sum(row.line_is_right for row in rows)
     when = datetime.now(timezone.utc).strftime("%Y-%m-%d")
+    differences = [
+        f'With the remedy for "{row.name}", a sample {row.samples}.' for row in rows if _compared(row) == "differ"
+    ]
     summary = (
         f"The right line stands first in {right} of {len(rows)}. The loop is at least {GAINED} times as fast in "
         f"{gained} of {len(rows)}. {close} of {len(both)} predictions are within {CLOSE:.0%} of what was measured."
@@ -698,8 +701,14 @@ def table(rows: list[Row], others: float) -> str:
         f"Measured on {when}, on {psutil.cpu_count()} cores, {WORKERS} workers, Python {python}, torch "
         f"{version} (medians of {TURNS} turns). Meanwhile other programs used {others:.2f} cores on average."
     )
-    lines += ["", textwrap.fill(summary, 120), "", textwrap.fill(how, 120)]
+    for text in filter(None, (" ".join(differences), summary, how)):
+        lines += ["", textwrap.fill(text, 120)]
     return "\n".join(lines) + "\n"
+
+
+def _compared(row: Row) -> str:
+    """Whether the remedy leaves the samples as they were, in a word."""
+    return row.samples if row.samples in ("", "equal") else "differ"
 
 
 def own_cpu() -> float:

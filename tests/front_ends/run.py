@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime as dt
+import importlib.metadata
 import json
 import os
 import platform
@@ -350,10 +351,10 @@ def try_row(row: Row, browser: Any) -> dict[str, Any]:
 
 HEAD = """# Front ends that were tested
 
-The dashboard and the explorer, tried in each front end by `make front-ends` on {system}, with Python {python}, torch
-{torch} and a real Chromium. A worker hangs in a busy cell. The view must show it, and its buttons must work while the
-cell is busy. The tests of the project also run Notebook 7. For what was not tried, see
-[A remote machine, Colab, VS Code](remote-machines.md).
+The dashboard and the explorer were tried in each of these front ends on {system}, with Python {python}, torch
+{torch} and a real Chromium. A worker hangs in a busy cell. The view must show it, and its buttons must work while
+the cell is busy. `make front-ends` writes this page. The tests of the project also run Notebook {notebook}.
+[A remote machine, Colab, VS Code](remote-machines.md) says what was not tried.
 
 """
 
@@ -363,7 +364,10 @@ def page(rows: list[dict[str, Any]]) -> str:
     import torch
 
     text = HEAD.format(
-        system=f"{platform.system()} {platform.machine()}", python=platform.python_version(), torch=torch.__version__
+        system=f"{platform.system()} {platform.machine()}",
+        python=platform.python_version(),
+        torch=torch.__version__,
+        notebook=importlib.metadata.version("notebook"),
     )
     text += "## With live views\n\n"
     text += _table([row for row in rows if _kind(row) == "live"], STEPS)
