@@ -107,9 +107,9 @@ def test_from_torch_replaces_the_loader_inside_accelerates_wrapper(with_workers)
     ours.base_dataloader.close()
 
 
-def guide_code(word):
-    """The code block of docs/how-to/use-in-frameworks.md that has a word."""
-    page = pathlib.Path(__file__).parents[2] / "docs/how-to/use-in-frameworks.md"
+def guide_code(word, page="docs/how-to/use-in-frameworks.md"):
+    """The code block of a guide that has a word."""
+    page = pathlib.Path(__file__).parents[2] / page
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
     return next(block for block in blocks if word in block)
 
@@ -154,6 +154,29 @@ def test_the_guides_lines_report_in_accelerate_what_limited_each_epoch(capsys):
     names["loader"].base_dataloader.close()
     loader.close()
     assert capsys.readouterr().out.count("of the epoch's") == 2
+
+
+def test_the_guides_lines_resume_an_epoch_in_accelerate():
+    accelerate = pytest.importorskip("accelerate")
+    from accelerate.utils import set_seed
+
+    order = accelerate.DataLoaderConfiguration(use_seedable_sampler=True)
+    accelerator = accelerate.Accelerator(cpu=True, dataloader_config=order)
+
+    def make():
+        set_seed(3)
+        return DataLoader.from_torch(accelerator.prepare(DataLoader(Pairs(12), 2, shuffle=True)))
+
+    def epoch(loader):
+        return [x.flatten().tolist() for x, _y in loader]
+
+    loader = make()
+    first, second = epoch(loader), epoch(loader)
+    assert first != second
+    names = {"loader": make(), "epoch": 1, "steps": 4}
+    exec(guide_code("skip_first_batches", "docs/how-to/resume-a-training.md"), names)
+    assert type(names["rest_of_epoch"].base_dataloader) is DataLoader
+    assert epoch(names["rest_of_epoch"]) == second[4:]
 
 
 class Rows(Numbers):
