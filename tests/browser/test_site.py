@@ -23,7 +23,13 @@ pytestmark = [
 SITE = Path(__file__).parent.parent.parent / "build" / "site"
 WORDS = {
     "fix/idle-gpu": ("gpu idle", "my gpu is idle", "gpu utilization low", "starving"),
-    "fix/hangs": ("loader hangs", "dataloader stuck", "deadlock"),
+    "fix/hangs": (
+        "loader hangs",
+        "dataloader stuck",
+        "deadlock",
+        "hangs at the end of an epoch",
+        "dataloader hangs after last batch",
+    ),
     "fix/worker-killed": (
         "worker killed",
         "killed by signal",
@@ -32,8 +38,12 @@ WORDS = {
         "out of shared memory",
         "shm",
     ),
-    "fix/cant-get-attribute": ("can't get attribute", "cannot pickle"),
-    "fix/too-many-open-files": ("too many open files", "ancdata"),
+    "fix/cant-get-attribute": (
+        "can't get attribute",
+        "AttributeError: Can't get attribute 'Photos' on <module '__main__' (built-in)>",
+        "cannot pickle",
+    ),
+    "fix/too-many-open-files": ("too many open files", "OSError: [Errno 24] Too many open files", "ancdata"),
     "how-to/resume-a-training": ("resume in the middle of an epoch",),
     "how-to/use-in-frameworks": ("lightning trainer",),
     "slow": ("slow loader", "my loader is slow", "slow loading"),
