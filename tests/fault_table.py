@@ -1,6 +1,6 @@
 """Kinds of faults, the stages in which they strike, and what must come of each: the table of docs/faults.md.
 
-`python tests/fault_table.py` writes the table anew. test_fault_stages.py provokes each of its entries.
+`python tests/fault_table.py` writes the table again. test_fault_stages.py provokes each of its entries.
 """
 
 from __future__ import annotations
@@ -273,11 +273,15 @@ def table() -> str:
     for fault in sorted(IN_NOTEBOOK, key=_order):
         in_notebook[fault.stage, fault.outcome].append(fault.kind)
     lines = [f"| in a worker, during {stages} | outcome |", "|---|---|"]
-    lines += [f"| {'; '.join(kinds)} | {outcome} |" for outcome, kinds in in_worker.items()]
+    lines += [f"| {kind} | {outcome} |" for outcome, kinds in in_worker.items() for kind in kinds]
     lines += ["", "| stage in the notebook's process | what happens meanwhile | outcome |", "|---|---|---|"]
-    lines += [f"| {stage} | {'; '.join(kinds)} | {outcome} |" for (stage, outcome), kinds in in_notebook.items()]
+    lines += [
+        f"| {stage} | {kind} | {outcome.replace('; ', ', and ')} |"
+        for (stage, outcome), kinds in in_notebook.items()
+        for kind in kinds
+    ]
     total = len(IN_NOTEBOOK) + len(list(in_workers()))
-    return "\n".join([*lines, "", f"{total} faults."]) + "\n"
+    return "\n".join([*lines, "", f"These are {total} faults."]) + "\n"
 
 
 def _order(fault: Fault) -> int:
