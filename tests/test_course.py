@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import nbconvert
+import numpy as np
 import psutil
 import pytest
 from jupyter_client import BlockingKernelClient, KernelManager
@@ -112,6 +113,14 @@ def test_the_notebook_is_that_of_a_student(path):
     for text in ("".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "markdown"):
         for target in [part.split(")")[0] for part in text.split("](")[1:]]:
             assert target.startswith("http") or (COURSE / target).exists(), target
+
+
+@unit
+@each
+def test_the_minutes_are_those_of_the_table(path):
+    long = re.search(r"\*\*How long\.\*\* About (two hours|(\d+) minutes)", "".join(cells(path)[0]["source"]))
+    row = re.search(rf"{path.stem}>` \| (\d+) \|", (ROOT / "docs" / "course.md").read_text(encoding="utf-8"))
+    assert (long[2] or "120") == row[1]
 
 
 @unit
@@ -236,6 +245,15 @@ class TestChecks:
         self.result(lambda answer: str(checks.attempt(answer)), lambda: ...)
         assert "Not answered yet" in capsys.readouterr().out
 
+    def test_a_number_of_numpy_is_a_number(self, capsys):
+        assert self.result(lambda answer: f"{checks.number(answer, 'bytes')} bytes", np.prod((2, 3))).solved
+        assert not self.result(lambda answer: f"{checks.number(answer, 'bytes')} bytes", np.bool_(True)).solved
+
+    def test_an_answer_of_another_form_is_wrong_and_no_error_of_the_check(self, capsys):
+        assert not self.result(lambda answer: f"Half of it is {answer / 2}.", [1]).solved
+        said = capsys.readouterr().out
+        assert f": {checks.WRONG} the check cannot use your answer (TypeError" in said
+
     def test_an_error_in_the_answer_is_shown_with_its_line(self, capsys):
         self.result(lambda answer: str(checks.attempt(answer, 0)), lambda x: 1 / x)
         said = capsys.readouterr().out
@@ -294,6 +312,7 @@ def run(client: BlockingKernelClient, cell: str, source: str) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)  # the notebooks run many loaders, one after the other
 @pytest.mark.leaves_behind("the kernel, with its processes, runs all units and ends after the last one")
 @each
 def test_the_checks_accept_the_key_and_reject_wrong_answers(path, kernel):

@@ -12,13 +12,14 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable, Mapping
+from numbers import Real
 from pathlib import Path
 from typing import Any, NamedTuple
 
 RIGHT, WRONG, OPEN = "Correct.", "Not yet.", "Not answered yet:"
 """How the text of a check begins."""
-LIMIT = 5.0
-"""Seconds after which the code of a student is taken to hang."""
+LIMIT = 15.0
+"""Seconds after which the code of a student is taken to hang. A machine that many students share may be slow."""
 
 
 # The course starts more workers than there are cores, on purpose.
@@ -76,6 +77,12 @@ def _judge(check: Callable[..., str], answers: tuple[Any, ...], measured: dict[s
         return Result(solved=False, text=f"{OPEN} {hint}")
     except Hint as hint:
         return Result(solved=False, text=f"{WRONG} {hint}")
+    except Exception as error:  # noqa: BLE001 - an answer may be anything, and the check expects something else
+        return Result(
+            solved=False,
+            text=f"{WRONG} the check cannot use your answer ({type(error).__name__}: {error}). Does it have the form "
+            "that the task asks for, with no dots or None left in it?",
+        )
 
 
 def attempt(code: Callable[..., Any], *arguments: Any, limit: float = LIMIT) -> Any:
@@ -123,13 +130,13 @@ def _report(error: BaseException) -> str:
     return f"your code raised {type(error).__name__}: {error}{line}."
 
 
-def number(answer: Any, of: str) -> float:
+def number(answer: Any, of: str) -> Any:
     """The answer, if it is a number.
 
     Raises:
         Hint: It is something else.
     """
-    if isinstance(answer, bool) or not isinstance(answer, (int, float)):
+    if isinstance(answer, bool) or not isinstance(answer, Real):  # NumPy's numbers are real, too
         raise Hint(f"the answer is a number of {of}, not {answer!r}.")
     return answer
 

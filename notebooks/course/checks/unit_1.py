@@ -11,7 +11,7 @@ import numpy as np
 from nbloader.events import BatchRecord
 from nbloader.metrics.snapshot import Snapshot
 
-from . import Hint, Unit, attempt, choices, number
+from . import Hint, Unanswered, Unit, attempt, choices, number
 
 unit = Unit()
 progress = unit.progress
@@ -32,7 +32,8 @@ def sampler(batches: Callable[[int, int, bool], Any]) -> str:
             raise Hint(f"{call} returned {made!r}: a list of lists of indices is needed.") from error
         indices = [index for batch in lists for index in batch]
         if any(index >= length or index < 0 for index in indices):
-            raise Hint(f"{call} has the index {max(indices)}, and a dataset of {length} samples ends at {length - 1}.")
+            bad = max(indices, key=lambda index: max(index, -index * length))
+            raise Hint(f"{call} has the index {bad}. A dataset of {length} samples has the indices 0 to {length - 1}.")
         if len(set(indices)) < len(indices):
             raise Hint(f"{call} contains an index twice: {lists}. Where does the next batch begin?")
         if any(not batch for batch in lists):
@@ -97,9 +98,11 @@ def window(ready: Any, *, measured: Snapshot) -> str:
 def step(ready_numbers: Any, *, measured: Snapshot) -> str:
     """`ready_numbers` are the numbers of the batches that are ready after four steps."""
     right = [made.number for made in measured.made if made.in_order]
-    if not isinstance(ready_numbers, (list, tuple)):
+    if not isinstance(ready_numbers, (list, tuple, range, np.ndarray)):
         raise Hint(f"the answer is a list of the numbers of batches, not {ready_numbers!r}.")
     answer = list(ready_numbers)
+    if ... in answer:
+        raise Unanswered("replace the dots in the list.")
     if answer == right:
         return (
             f"The loop took 4 batches, so 4 others were begun: the window moves with the loop, and holds {len(right)}."
@@ -151,7 +154,7 @@ def overtakers(function: Callable[[Sequence[BatchRecord], int], Any], *, measure
         (made_up[::-1], 1, [2, 4]),
     ):
         made = attempt(function, records, which)
-        if isinstance(made, (set, tuple)):
+        if isinstance(made, (set, tuple, np.ndarray)):
             made = sorted(made)
         if made == expected:
             continue
@@ -178,6 +181,8 @@ def stages(function: Callable[[Any], Any], *, measured: BatchRecord) -> str:
     made = attempt(function, SimpleNamespace(**stamps))
     if not isinstance(made, dict) or set(made) != set(STAGES):
         raise Hint(f"the result is a dict with the keys {', '.join(STAGES)}.")
+    for stage in STAGES:
+        number(made[stage], f"milliseconds, also for {stage!r}")
     if all(abs(made[stage] - lengths[stage] * 1_000_000) < 1 for stage in STAGES):
         raise Hint("these are nanoseconds. A millisecond has a million of them.")
     if all(abs(made[stage] - lengths[stage] / 1000) < 1e-9 for stage in STAGES):

@@ -218,16 +218,24 @@ class ScriptedQueue:
         self.put, self.get = script.put, script.get
 
 
-@unit.task("2.3 The loader")
+@unit.task("2.3 The loader, step 1: an epoch")
+def epoch(cls: Callable[..., Iterable[Any]]) -> str:
+    """The batches of `EpochLoader` are all there, in order, and the window is kept. Its workers need not end."""
+    attempt(functools.partial(_whole_epoch, cls))
+    return "All batches, in order, and never more of them on the path than the window."
+
+
+@unit.task("2.3 The loader, step 2: errors and the end")
 def loader(cls: Callable[..., Iterable[Any]]) -> str:
     """`Loader(dataset, batch_size, num_workers=, window=, collate=, backend=)`."""
-    attempt(functools.partial(_whole_epoch, cls))
+    attempt(lambda: [_all_ended(script, "after the last batch") for script in _whole_epoch(cls)])
     attempt(functools.partial(_left_early, cls))
     attempt(functools.partial(_broken_sample, cls))
     return "In order, never more than the window, errors at their place, and no worker is left behind."
 
 
-def _whole_epoch(cls: Callable[..., Iterable[Any]]) -> None:
+def _whole_epoch(cls: Callable[..., Iterable[Any]]) -> list[Scripted]:
+    scripts = []
     for length, window in ((23, 4), (6, 10)):
         script = Scripted((length + 1) // 2, window)
         got: list[Any] = []
@@ -242,7 +250,8 @@ def _whole_epoch(cls: Callable[..., Iterable[Any]]) -> None:
                        "path when there was nothing left to send.")  # fmt: skip
         if got != expected:
             raise Hint(f"the loop gets {got}, and the batches are {expected}.")
-        _all_ended(script, "after the last batch")
+        scripts.append(script)
+    return scripts
 
 
 def _left_early(cls: Callable[..., Iterable[Any]]) -> None:

@@ -24,8 +24,8 @@ progress = unit.progress
 
 PATIENCE = 20.0
 """Seconds that workers may take to start and work on a busy machine."""
-AFTER = 3.0
-"""Seconds after which a restart that was requested has begun."""
+AFTER = 10.0
+"""Seconds after which a restart that was requested has begun, on a busy machine, too."""
 
 
 @unit.task("3.1 A deadlock")
@@ -55,7 +55,9 @@ def ordered(locking_order: Callable[[list[str]], Any]) -> str:
     """Two locks, in the order in which they are taken -> what was asked for."""
     for size in (2, 3):
         for asked in itertools.permutations(names, size):
-            made = list(attempt(locking_order, list(asked)))
+            made = attempt(locking_order, list(asked))
+            if not isinstance(made, (list, tuple)):
+                raise Hint(f"the function returned {made!r}: a list of names is needed. (`names.sort()` returns None.)")
             if sorted(made) != sorted(asked):
                 raise Hint(f"a sample that needs {list(asked)} must lock all of them. You return {made}.")
             for pair in itertools.combinations(made, 2):
@@ -135,7 +137,8 @@ def keep(first_image: Callable[[Any], Any], images: torch.Tensor) -> str:
     if made.untyped_storage().nbytes() > made.nbytes:
         raise Hint(
             f"the image needs {made.nbytes} bytes, and its storage has {made.untyped_storage().nbytes()}: it is still "
-            "a view of the batch. Detaching, slicing and contiguous() copy nothing here."
+            "a view of a whole batch. Detaching, slicing and contiguous() copy nothing here, and copy.deepcopy copies "
+            "the storage of all images."
         )
     return "A copy of one image: the batch can go."
 

@@ -79,7 +79,8 @@ def parallel(at_once: Any, *, measured: float) -> str:
         },
         {
             "threads that compute": "look at the first line of the experiment. Who holds the interpreter lock?",
-            "processes that compute": "each has a lock of its own, but a core computes for one of them at a time.",
+            "processes that compute": "each has a lock of its own, but a core computes for one of them at a time. The "
+            "question is about 2 cores, even if your machine has more.",
             "threads that wait": "a thread that waits holds neither the lock nor a core.",
             "processes that wait": "waiting needs no core.",
         },

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import statistics
+import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import torch
 from nbloader import DataLoader
 from nbloader.events import BatchRecord
 
-from . import Hint, Unit, attempt
+from . import Hint, Unit, attempt, number
 from .worker_side import CALLS, notes
 
 unit = Unit()
@@ -35,6 +37,8 @@ WORDS = {
 }
 LIMIT = 60.0
 """Seconds that an epoch may take on a busy machine."""
+TURNS = 3
+"""Epochs before and after the change of loader A that are measured, in turns."""
 OVERLAPS = 3
 """Batches that must have been in progress while another one was. Chance delays of a busy machine prevent many more."""
 
@@ -175,15 +179,15 @@ def f(cause: Any, cured: Callable[[], Any]) -> str:
     batches, records = _epoch(cured)
     if len(batches) != 200:
         raise Hint(f"there were 200 batches, and now there are {len(batches)}.")
-    for number, batch in enumerate(batches):
+    for at, batch in enumerate(batches):
         if not isinstance(batch, dict) or set(batch) != {"id", "values"}:
             raise Hint(f"a batch should be a dict with 'id' and 'values', and it is {type(batch).__name__}.")
         if not all(hasattr(batch[name], "shape") for name in batch):
             raise Hint(f"'values' is {type(batch['values']).__name__}: one array with a row for each sample is needed. "
                        "A list of numbers in a sample is taken for a hundred separate fields.")  # fmt: skip
-        ids = np.arange(20 * number, 20 * number + 20)
+        ids = np.arange(20 * at, 20 * at + 20)
         if np.asarray(batch["id"]).tolist() != ids.tolist():
-            raise Hint(f"the ids of batch {number} are {np.asarray(batch['id']).tolist()}.")
+            raise Hint(f"the ids of batch {at} are {np.asarray(batch['id']).tolist()}.")
         if tuple(batch["values"].shape) != (20, 100):
             raise Hint(f"'values' has the shape {tuple(batch['values'].shape)}: a row for each sample is (20, 100).")
         if not np.allclose(np.asarray(batch["values"]), ids[:, None] + np.arange(100) / 100):
@@ -261,3 +265,39 @@ def j(cause: Any, train: Callable[..., Any]) -> str:
     if len(drawn) > 12:
         raise Hint(f"the plot was drawn {len(drawn)} times for 120 batches. Nobody looks at all of them.")
     return f"The plot was drawn {len(drawn)} times. No change of the loader could have helped."
+
+
+@unit.task("Proof")
+def prove(function: Callable[..., Any], cured: Callable[[], Any], sick: Callable[[], Any]) -> str:
+    """`speedup(before, after)` compares the seconds of some epochs, and then those of loader A."""
+    for before, after, expected in (
+        ([4.0, 4.4, 4.2], [2.0, 2.2, 2.1], 2.0),
+        ([3.0, 3.1, 2.9], [1.5, 12.0, 1.5], 2.0),
+        ([2.0, 2.0, 2.0], [4.0, 4.0, 4.0], 0.5),
+    ):
+        made = number(attempt(function, list(before), list(after)), "times")
+        call = f"speedup({before}, {after})"
+        if abs(made - expected) < 1e-9:
+            continue
+        if abs(made * expected - 1) < 1e-9:
+            raise Hint(f"{call} is {made:.3g}: that is the share of the time that is left. Divide the other way round.")
+        if abs(made - statistics.mean(before) / statistics.mean(after)) < 1e-9:
+            raise Hint(f"{call} is {made:.3g}: one run was disturbed, and moves the mean. Which number stays the same?")
+        if abs(made - (statistics.median(before) - statistics.median(after))) < 1e-9:
+            raise Hint(f"{call} is {made:.3g}: these are seconds that are saved. The answer is a ratio.")
+        raise Hint(f"{call} is {expected:g}, and you return {made:.3g}.")
+    took: dict[str, list[float]] = {"before": [], "after": []}
+    for _ in range(TURNS):
+        took["before"].append(attempt(_seconds, sick, limit=LIMIT))
+        took["after"].append(attempt(_seconds, cured, limit=LIMIT))
+    said = ", ".join(f"{min(s):.2f} to {max(s):.2f} s {when}" for when, s in took.items())
+    return f"Your loader A is {attempt(function, *took.values()):.1f} times as fast: {said}, in {TURNS} epochs each."
+
+
+def _seconds(make: Callable[[], Any]) -> float:
+    """How long an epoch takes."""
+    with make() as loader:
+        begin = time.perf_counter()
+        for _batch in loader:
+            pass
+        return time.perf_counter() - begin

@@ -7,7 +7,7 @@ def batches(length, batch_size, drop_last):
     return [indices for indices in lists if len(indices) == batch_size or not drop_last]
 
 
-# %% sampler | mistake: the last batch runs over the end | hint: ends at
+# %% sampler | mistake: the last batch runs over the end | hint: has the indices 0 to
 def batches(length, batch_size, drop_last):
     return [list(range(at, at + batch_size)) for at in range(0, length, batch_size)]
 
@@ -154,6 +154,14 @@ def stages(record):
     names = ["queue", "fetch", "collate", "transport", "reorder", "ready", "step"]
     times = [getattr(record, stamp) for stamp in stamps]
     return {name: end - begin for name, begin, end in zip(names, times, times[1:], strict=False)}
+
+
+# %% stages | mistake: a stage is left out | hint: a number of milliseconds, also for 'step'
+def stages(record):
+    stamps = ["dispatched", "fetch_begin", "fetched", "collated", "received", "in_order", "delivered"]
+    names = ["queue", "fetch", "collate", "transport", "reorder", "ready"]
+    times = [getattr(record, stamp) / 1e6 for stamp in stamps]
+    return {n: end - begin for n, begin, end in zip(names, times, times[1:], strict=False)} | {"step": ...}
 
 
 # %% stages | mistake: each stage is measured from the dispatch | hint: begins where the one before it ends

@@ -145,13 +145,102 @@ def work(dataset, collate, tasks, results):
             results.put((number, None, str(error)))
 
 
-# %% loader
-class Loader:
+# %% epoch
+class EpochLoader:
     def __init__(self, dataset, batch_size, *, num_workers=2, window=4, collate=list, backend=None):
         self.dataset, self.batch_size, self.collate = dataset, batch_size, collate
         self.num_workers, self.window = num_workers, window
         self.backend = backend or Threads()
 
+    def __iter__(self):
+        tasks, results = self.backend.queue(), self.backend.queue()
+        for _ in range(self.num_workers):
+            self.backend.start(work, self.dataset, self.collate, tasks, results)
+        todo = enumerate(indices_of(len(self.dataset), self.batch_size))
+        buffer, on_path = ReorderBuffer(), 0
+        for task in itertools.islice(todo, self.window):
+            tasks.put(task)
+            on_path += 1
+        while on_path:
+            number, batch, _error = results.get()
+            buffer.put(number, batch)
+            for ready in buffer.ready():
+                yield ready
+                on_path -= 1
+                for task in itertools.islice(todo, 1):
+                    tasks.put(task)
+                    on_path += 1
+
+
+# %% epoch | mistake: everything is sent at once | hint: would fill the memory
+class EpochLoader(EpochLoader):
+    def __iter__(self):
+        tasks, results = self.backend.queue(), self.backend.queue()
+        for _ in range(self.num_workers):
+            self.backend.start(work, self.dataset, self.collate, tasks, results)
+        todo = list(enumerate(indices_of(len(self.dataset), self.batch_size)))
+        for task in todo:
+            tasks.put(task)
+        buffer = ReorderBuffer()
+        for _ in todo:
+            number, batch, _error = results.get()
+            buffer.put(number, batch)
+            yield from buffer.ready()
+
+
+# %% epoch | mistake: one batch at a time | hint: the other workers are idle
+class EpochLoader(EpochLoader):
+    def __iter__(self):
+        tasks, results = self.backend.queue(), self.backend.queue()
+        for _ in range(self.num_workers):
+            self.backend.start(work, self.dataset, self.collate, tasks, results)
+        for task in enumerate(indices_of(len(self.dataset), self.batch_size)):
+            tasks.put(task)
+            _number, batch, _error = results.get()
+            yield batch
+
+
+# %% epoch | mistake: batches in the order in which they are finished | hint: the loop gets them in the order
+class EpochLoader(EpochLoader):
+    def __iter__(self):
+        tasks, results = self.backend.queue(), self.backend.queue()
+        for _ in range(self.num_workers):
+            self.backend.start(work, self.dataset, self.collate, tasks, results)
+        todo = enumerate(indices_of(len(self.dataset), self.batch_size))
+        on_path = 0
+        for task in itertools.islice(todo, self.window):
+            tasks.put(task)
+            on_path += 1
+        while on_path:
+            yield results.get()[1]
+            on_path -= 1
+            for task in itertools.islice(todo, 1):
+                tasks.put(task)
+                on_path += 1
+
+
+# %% epoch | mistake: it waits for as many results as it sends later | hint: loses those that were still on the path
+class EpochLoader(EpochLoader):
+    def __iter__(self):
+        tasks, results = self.backend.queue(), self.backend.queue()
+        for _ in range(self.num_workers):
+            self.backend.start(work, self.dataset, self.collate, tasks, results)
+        todo = list(enumerate(indices_of(len(self.dataset), self.batch_size)))
+        first, later = todo[: self.window], iter(todo[self.window :])
+        for task in first:
+            tasks.put(task)
+        buffer = ReorderBuffer()
+        for _ in todo[self.window :]:
+            number, batch, _error = results.get()
+            buffer.put(number, batch)
+            for ready in buffer.ready():
+                yield ready
+                for task in itertools.islice(later, 1):
+                    tasks.put(task)
+
+
+# %% loader
+class Loader(EpochLoader):
     def __iter__(self):
         tasks, results = self.backend.queue(), self.backend.queue()
         workers = [
@@ -181,75 +270,13 @@ class Loader:
                 worker.join()
 
 
-# %% loader | mistake: everything is sent at once | hint: would fill the memory
-class Loader(Loader):
-    def __iter__(self):
-        tasks, results = self.backend.queue(), self.backend.queue()
-        for _ in range(self.num_workers):
-            self.backend.start(work, self.dataset, self.collate, tasks, results)
-        todo = list(enumerate(indices_of(len(self.dataset), self.batch_size)))
-        for task in todo:
-            tasks.put(task)
-        buffer = ReorderBuffer()
-        for _ in todo:
-            number, batch, _error = results.get()
-            buffer.put(number, batch)
-            yield from buffer.ready()
-
-
-# %% loader | mistake: one batch at a time | hint: the other workers are idle
-class Loader(Loader):
-    def __iter__(self):
-        tasks, results = self.backend.queue(), self.backend.queue()
-        for _ in range(self.num_workers):
-            self.backend.start(work, self.dataset, self.collate, tasks, results)
-        for task in enumerate(indices_of(len(self.dataset), self.batch_size)):
-            tasks.put(task)
-            _number, batch, _error = results.get()
-            yield batch
-
-
-# %% loader | mistake: batches in the order in which they are finished | hint: the loop gets them in the order
-class Loader(Loader):
-    def __iter__(self):
-        tasks, results = self.backend.queue(), self.backend.queue()
-        for _ in range(self.num_workers):
-            self.backend.start(work, self.dataset, self.collate, tasks, results)
-        todo = enumerate(indices_of(len(self.dataset), self.batch_size))
-        on_path = 0
-        for task in itertools.islice(todo, self.window):
-            tasks.put(task)
-            on_path += 1
-        while on_path:
-            yield results.get()[1]
-            on_path -= 1
-            for task in itertools.islice(todo, 1):
-                tasks.put(task)
-                on_path += 1
-
-
-# %% loader | mistake: it waits for as many results as it sends later | hint: loses those that were still on the path
-class Loader(Loader):
-    def __iter__(self):
-        tasks, results = self.backend.queue(), self.backend.queue()
-        for _ in range(self.num_workers):
-            self.backend.start(work, self.dataset, self.collate, tasks, results)
-        todo = list(enumerate(indices_of(len(self.dataset), self.batch_size)))
-        first, later = todo[: self.window], iter(todo[self.window :])
-        for task in first:
-            tasks.put(task)
-        buffer = ReorderBuffer()
-        for _ in todo[self.window :]:
-            number, batch, _error = results.get()
-            buffer.put(number, batch)
-            for ready in buffer.ready():
-                yield ready
-                for task in itertools.islice(later, 1):
-                    tasks.put(task)
+# %% loader | mistake: step 1 again, whose workers never end | hint: 0 x None was sent
+class Loader(EpochLoader):
+    pass
 
 
 # %% loader | mistake: the workers end after the last batch only | hint: when the loop is left early
-class Loader(Loader):
+class Loader(EpochLoader):
     def __iter__(self):
         tasks, results = self.backend.queue(), self.backend.queue()
         workers = [
@@ -276,7 +303,7 @@ class Loader(Loader):
 
 
 # %% loader | mistake: an error is raised as soon as it arrives | hint: comes at another place each time
-class Loader(Loader):
+class Loader(EpochLoader):
     def __iter__(self):
         tasks, results = self.backend.queue(), self.backend.queue()
         workers = [
@@ -292,6 +319,35 @@ class Loader(Loader):
                 number, batch, error = results.get()
                 if error is not None:
                     raise error
+                buffer.put(number, batch)
+                for ready in buffer.ready():
+                    yield ready
+                    on_path -= 1
+                    for task in itertools.islice(todo, 1):
+                        tasks.put(task)
+                        on_path += 1
+        finally:
+            for _ in workers:
+                tasks.put(None)
+            for worker in workers:
+                worker.join()
+
+
+# %% loader | mistake: an error is never raised | hint: your loader raised nothing
+class Loader(EpochLoader):
+    def __iter__(self):
+        tasks, results = self.backend.queue(), self.backend.queue()
+        workers = [
+            self.backend.start(work, self.dataset, self.collate, tasks, results) for _ in range(self.num_workers)
+        ]
+        try:
+            todo = enumerate(indices_of(len(self.dataset), self.batch_size))
+            buffer, on_path = ReorderBuffer(), 0
+            for task in itertools.islice(todo, self.window):
+                tasks.put(task)
+                on_path += 1
+            while on_path:
+                number, batch, _error = results.get()
                 buffer.put(number, batch)
                 for ready in buffer.ready():
                     yield ready

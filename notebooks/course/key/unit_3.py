@@ -37,6 +37,11 @@ def locking_order(names):
     return sorted(names, key=len)
 
 
+# %% ordered | mistake: sorted in place, which returns None | hint: a list of names is needed
+def locking_order(names):
+    return names.sort()
+
+
 # %% ordered | mistake: one lock only | hint: must lock all of them
 def locking_order(names):
     return names[:1]
@@ -124,12 +129,12 @@ def first_image(images):
     return images[0].clone()
 
 
-# %% keep | mistake: a view | hint: still a view of the batch
+# %% keep | mistake: a view | hint: still a view of a whole batch
 def first_image(images):
     return images[0]
 
 
-# %% keep | mistake: detached, but the same memory | hint: still a view of the batch
+# %% keep | mistake: detached, but the same memory | hint: still a view of a whole batch
 def first_image(images):
     return images[0].detach().contiguous()
 

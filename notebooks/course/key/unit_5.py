@@ -3,7 +3,7 @@
 
 # %% bytes
 def batch_bytes(batch_size, shape, dtype):
-    return batch_size * int(np.prod(shape)) * np.dtype(dtype).itemsize
+    return batch_size * np.prod(shape, dtype=int) * dtype().nbytes
 
 
 # %% bytes | mistake: one sample | hint: is the size of one sample
@@ -195,6 +195,18 @@ class Pool(Pool):
         array = np.frombuffer(memory, np.uint8).reshape(shape)
         weakref.finalize(array, self.free.append, memory)
         return array
+
+
+# %% pool | mistake: the list has another name | hint: so that the check can count it
+class Pool:
+    def __init__(self):
+        self.unused = []
+
+    def lend(self, shape):
+        memory = self.unused.pop() if self.unused else mmap.mmap(-1, int(np.prod(shape)))
+        first = np.frombuffer(memory, np.uint8)
+        weakref.finalize(first, self.unused.append, memory)
+        return first.reshape(shape)
 
 
 # %% pool | mistake: always new memory | hint: its memory is not used again

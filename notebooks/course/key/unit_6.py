@@ -329,3 +329,28 @@ def train(loader, draw):
         losses.append(batch.sum().item())
         draw(losses)
     return losses
+
+
+# %% speedup
+def speedup(before, after):
+    return statistics.median(before) / statistics.median(after)
+
+
+# %% speedup | mistake: the other way round | hint: Divide the other way round
+def speedup(before, after):
+    return statistics.median(after) / statistics.median(before)
+
+
+# %% speedup | mistake: the mean | hint: moves the mean
+def speedup(before, after):
+    return statistics.mean(before) / statistics.mean(after)
+
+
+# %% speedup | mistake: seconds instead of a ratio | hint: The answer is a ratio
+def speedup(before, after):
+    return statistics.median(before) - statistics.median(after)
+
+
+# %% speedup | mistake: the first run only | hint: is 2, and you return
+def speedup(before, after):
+    return before[0] / after[-1]
