@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 RIGHT, WRONG, OPEN = "Correct.", "Not yet.", "Not answered yet:"
 """How the text of a check begins."""
-LIMIT = 15.0
+LIMIT = 30.0
 """Seconds after which the code of a student is taken to hang. A machine that many students share may be slow."""
 
 

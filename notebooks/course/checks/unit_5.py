@@ -157,9 +157,20 @@ def _address(array: np.ndarray[Any, Any]) -> int:
     return int(array.__array_interface__["data"][0])
 
 
+def _settle(size: int, held: list[mmap.mmap]) -> None:
+    """Collect cycles that the student's code has just made, and take the address of memory that it has released.
+
+    Otherwise new memory could get this address, and would look like memory that is used again. A look at all objects
+    would take long on a busy machine.
+    """
+    gc.collect(1)
+    held.append(mmap.mmap(-1, size))
+
+
 def _pool(cls: Callable[[], Any]) -> None:
     lending = cls()
-    shape = (64, 64)
+    shape, size = (64, 64), 64 * 64
+    held: list[mmap.mmap] = []
     first = lending.lend(shape)
     if not isinstance(first, np.ndarray) or (first.shape, first.dtype) != (shape, np.uint8):
         raise Hint(f"lend({shape}) returned {type(first).__name__}: a uint8 array of this shape is needed.")
@@ -171,7 +182,7 @@ def _pool(cls: Callable[[], Any]) -> None:
     part = first[3:5, ::2].reshape(-1, 4)[0][1:]  # views of views; the last one keeps everything
     before = _address(first)
     del first
-    gc.collect()
+    _settle(size, held)
     third = lending.lend(shape)
     third[:] = 3
     if not (part == 1).all():
@@ -181,19 +192,19 @@ def _pool(cls: Callable[[], Any]) -> None:
             " keep?"
         )
     del part
-    gc.collect()
+    _settle(size, held)
     fourth = lending.lend(shape)
     if _address(fourth) != before:
         raise Hint("the first array and all its views are gone, and its memory is not used again.")
     a, b = _address(second), _address(third)
     del second
-    gc.collect()
+    _settle(size, held)
     del third
-    gc.collect()
+    _settle(size, held)
     if _address(lending.lend(shape)) == a:
         raise Hint("the memory that came back first was lent. Take the one that came back last.")
     del fourth, b
-    gc.collect()
+    _settle(size, held)
     large = lending.lend(shape)
     free = getattr(lending, "free", None)
     if free is None:
