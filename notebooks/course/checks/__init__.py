@@ -156,3 +156,17 @@ def choices(answer: Any, expected: Mapping[str, Any], why: Mapping[str, str]) ->
     wrong = [name for name, value in expected.items() if answer[name] != value]
     if wrong:
         raise Hint(f"{len(wrong)} of {len(expected)} are wrong. Look at {wrong[0]!r}: {why[wrong[0]]}")
+
+
+def counts(answer: Any, expected: Mapping[str, int], why: Mapping[str, str], of: str) -> None:
+    """Compare a dict of numbers.
+
+    Raises:
+        Unanswered: One of them is still the dots.
+        Hint: One is no number, is missing, or is wrong.
+    """
+    if isinstance(answer, dict):
+        for value in answer.values():
+            if value is not ...:
+                number(value, of)
+    choices(answer, expected, why)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import Hint, Unit, attempt, choices, number
+from . import Hint, Unit, attempt, choices, counts
 from .disk import Disk, File
 
 unit = Unit()
@@ -72,19 +72,10 @@ def _parts(items: Sequence[Any], size: int) -> list[Sequence[Any]]:
     return [items[start : start + size] for start in range(0, len(items), size)]
 
 
-def _numbers(answer: Any, measured: Mapping[str, int], why: Mapping[str, str], of: str) -> None:
-    """Compare a dict of numbers."""
-    if isinstance(answer, dict):
-        for value in answer.values():
-            if value is not ...:
-                number(value, of)
-    choices(answer, measured, why)
-
-
 @unit.task("10.1 Many small files")
 def small_files(answer: Any, *, measured: Mapping[str, int]) -> str:
     """`answer` predicts opens, pages and jumps of an epoch, from many files and from one."""
-    _numbers(
+    counts(
         answer,
         measured,
         {
@@ -163,7 +154,7 @@ def _file(data: bytes) -> tuple[Disk, File]:
 @unit.task("10.3 What the page cache hides")
 def cache(answer: Any, *, measured: Mapping[str, int]) -> str:
     """`answer` predicts the pages that come from the disk."""
-    _numbers(
+    counts(
         answer,
         measured,
         {
@@ -185,7 +176,7 @@ def cache(answer: Any, *, measured: Mapping[str, int]) -> str:
 @unit.task("10.4 One sample out of an archive")
 def archives(answer: Any, *, measured: Mapping[str, int]) -> str:
     """`answer` predicts how many samples are decompressed."""
-    _numbers(
+    counts(
         answer,
         measured,
         {
@@ -316,7 +307,7 @@ def chunks(
     """`write_chunks` and `read_sample` are a format, and `amplification` predicts what it costs."""
     for count, per_chunk in ((64, 8), (100, 32), (10, 1), (5, 20)):
         _chunks(write, read, count, per_chunk)
-    _numbers(
+    counts(
         amplification,
         measured,
         {

@@ -13,7 +13,7 @@ import torch
 
 from nbloader import DataLoader
 
-from . import Hint, Unanswered, Unit, attempt, choices, number
+from . import Hint, Unanswered, Unit, attempt, choices, counts
 
 unit = Unit()
 progress = unit.progress
@@ -22,15 +22,6 @@ LIMIT = 60.0
 """Seconds that an epoch may take on a busy machine."""
 LENGTH, BATCH_SIZE = 48, 4
 """Samples of an epoch and of a batch."""
-
-
-def _counts(answer: Any, measured: Mapping[str, int], why: Mapping[str, str], of: str) -> None:
-    """Compare a dict of numbers."""
-    if isinstance(answer, dict):
-        for value in answer.values():
-            if value is not ...:
-                number(value, of)
-    choices(answer, measured, why)
 
 
 @unit.task("7.1 A generator has a state")
@@ -93,7 +84,7 @@ def changes(answer: Any, *, measured: Mapping[str, str]) -> str:
 def forked(answer: Any, *, measured: Mapping[str, int]) -> str:
     """`answer` predicts how many numbers are different if two forked processes draw five each."""
     copied = "each process has a copy of the state. Is it changed before the process draws?"
-    _counts(
+    counts(
         answer,
         measured,
         {
@@ -114,7 +105,7 @@ def forked(answer: Any, *, measured: Mapping[str, int]) -> str:
 def held(answer: Any, *, measured: Mapping[str, int]) -> str:
     """`answer` predicts how many of 96 numbers are different."""
     copies = "all copies of the generator begin in the same state. How many numbers does one copy draw in an epoch?"
-    _counts(
+    counts(
         answer,
         measured,
         {
@@ -136,7 +127,7 @@ def workers(answer: Any, *, measured: Mapping[str, int]) -> str:
     """`answer` predicts how many batches are equal with two numbers of workers."""
     torchs = "a batch is equal if the worker with the same number makes it, after as many batches. Which are these?"
     ours = "the numbers of a batch depend on the base seed, the epoch and the batch. Is one of these another one?"
-    _counts(
+    counts(
         answer,
         measured,
         {
