@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from nbloader import DataLoader
-from nbloader.events import WorkerDied
+from nbloader.events import WorkerDied, WorkerLeaving
 from nbloader.metrics.snapshot import Snapshot
 
 from . import Hint, Unit, attempt, choices, number
@@ -22,10 +22,10 @@ from .worker_side import Hangs, Straggler
 unit = Unit()
 progress = unit.progress
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 """Seconds that workers may take to start and work on a busy machine."""
 AFTER = 10.0
-"""Seconds after which a restart that was requested has begun, on a busy machine, too."""
+"""Seconds after which a loader has noticed the request of a restart, on a busy machine, too."""
 
 
 @unit.task("3.1 A deadlock")
@@ -209,12 +209,14 @@ def rescue(function: Callable[[Any], Any]) -> str:
     dataset = Hangs(24, worker=hanging)
     numbers: list[int] = []
     ended: list[int] = []
-    restarted = threading.Event()
+    requested, restarted = threading.Event(), threading.Event()
 
     arguments: dict[str, Any] = {"batch_size": 2, "num_workers": 3, "prefetch_factor": 2, "output": "numpy"}
     with DataLoader(dataset, **arguments, persistent_workers=True) as loader:  # no worker ends with the epoch
 
         def follow(event: Any) -> None:
+            if isinstance(event, (WorkerLeaving, WorkerDied)) and event.worker == hanging:
+                requested.set()
             if isinstance(event, WorkerDied):
                 ended.append(event.worker)
                 if event.worker == hanging:
@@ -226,7 +228,7 @@ def rescue(function: Callable[[Any], Any]) -> str:
         _until(lambda: dataset.hung.exists() and _only_one_is_busy(loader.stats()))
         try:
             attempt(function, loader)
-            if restarted.wait(AFTER):
+            if requested.wait(AFTER) and restarted.wait(PATIENCE):
                 loop.join(PATIENCE)
         finally:
             subscription.close()
