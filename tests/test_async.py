@@ -25,7 +25,6 @@ from waits import AtOnce, Augmented, Backwards, Gated, Hangs, Kills, Raises, Tog
 
 import nbloader
 from nbloader import DataLoader, LoaderTimeoutError, WorkerDiedError
-from nbloader.batch.task import ALONE_AFTER
 from nbloader.events import BatchRecord
 from nbloader.report.trace import Trace
 from nbloader.scheduler.dispatcher import MAX_DEATHS
@@ -554,7 +553,6 @@ def test_of_several_jobs_in_flight_none_is_poisoned_before_it_is_alone():
         dispatcher.assignments()
         assert dispatcher.worker_gone(worker, blame=True, suspects=tasks[:2]).poisoned is None
     assert [task.deaths for task in tasks] == [MAX_DEATHS + 1, MAX_DEATHS + 1, 0]
-    assert ALONE_AFTER < MAX_DEATHS
     dispatcher.worker_ready(9)
     dispatcher.assignments()
     assert dispatcher.worker_gone(9, blame=True, suspects=tasks[1:2]).poisoned is tasks[1]

@@ -22,8 +22,6 @@ DRAWING_THREADS = 4
 """Number of threads that may wait for the lock of torch's generator at the same time when the process is forked."""
 LOCK_PAUSE_US = 100
 """Microseconds that one of these threads is given to take the lock."""
-OPENMP_SOFT_PAUSE = 1
-"""`omp_pause_soft` of the OpenMP API: release threads, keep settings."""
 
 
 def die_with_parent() -> None:
@@ -84,9 +82,10 @@ def end_openmp_threads() -> None:
     Only GNU's library needs this; several copies of it may be loaded. Other libraries prepare themselves for a fork.
     The next parallel region starts new threads.
     """
+    omp_pause_soft = 1  # release threads, keep settings
     for path in _openmp_libraries():
         with contextlib.suppress(OSError, AttributeError):  # the file was replaced, or is older than OpenMP 5.0
-            ctypes.CDLL(path, os.RTLD_NOLOAD | os.RTLD_LAZY).omp_pause_resource_all(OPENMP_SOFT_PAUSE)
+            ctypes.CDLL(path, os.RTLD_NOLOAD | os.RTLD_LAZY).omp_pause_resource_all(omp_pause_soft)
 
 
 def _openmp_libraries() -> set[str]:

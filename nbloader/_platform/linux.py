@@ -32,8 +32,6 @@ SAMPLE_SIGNAL: int | None = signal.SIGRTMIN + 9
 """Requests a sample of the line profiler; None if worker processes cannot be sampled on this system."""
 
 _PAGEMAP = Path("/proc/self/pagemap")
-# Bits of a page's 64-bit entry (the kernel's Documentation/admin-guide/mm/pagemap.rst).
-_FILE_BIT, _SWAPPED_BIT, _PRESENT_BIT = 61, 62, 63
 _MAPS = Path("/proc/self/maps")
 
 
@@ -96,9 +94,8 @@ def pages_written(address: int, nbytes: int) -> bool | None:
             pages = np.frombuffer(file.read((last - first + 1) * 8), np.uint64)
     except OSError:
         return None
-    of_file, swapped, present = (
-        pages >> np.uint64(bit) & np.uint64(1) for bit in (_FILE_BIT, _SWAPPED_BIT, _PRESENT_BIT)
-    )
+    # Bits of a page's 64-bit entry (the kernel's Documentation/admin-guide/mm/pagemap.rst).
+    of_file, swapped, present = (pages >> np.uint64(bit) & np.uint64(1) for bit in (61, 62, 63))
     return pages.size != last - first + 1 or bool(((present | swapped) > of_file).any())
 
 

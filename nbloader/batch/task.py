@@ -24,13 +24,6 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-ALONE_AFTER = 2
-"""Number of worker deaths after which a batch is produced on its own.
-
-A worker may process several batches at the same time. If the batch is processed alone, it is clear whether it causes
-the deaths.
-"""
-
 
 class JobKey(NamedTuple):
     """Identifies a job, which is a batch or a chunk of one, among the jobs of all iterations."""
@@ -60,7 +53,8 @@ class Task:
     attempt: int = 0
     """Number of times the task was assigned to a worker."""
     deaths: int = 0
-    """Number of workers that died unexpectedly while they processed the task."""
+    """Number of workers that died unexpectedly while they processed the task. After that, a worker that processes
+    several batches at a time produces it alone, so that it is clear whether it causes the deaths."""
     job: int = -1
     """The number that identifies the task to workers: the batch number, or a separate number for a chunk."""
     sequence: int = 0

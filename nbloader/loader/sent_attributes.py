@@ -14,9 +14,8 @@ import numpy as np
 from nbloader._util.attributes import PLAIN, walk
 from nbloader._util.format import clean
 from nbloader._util.user_warning import warn
+from nbloader.workers.fault_signs import MAX_BYTES
 
-MAX_BYTES = 1 << 16
-"""Size up to which the content of an array is compared, in bytes."""
 MAX_NAMED = 3
 """Maximum number of attributes that a warning names."""
 

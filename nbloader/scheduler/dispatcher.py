@@ -126,7 +126,7 @@ class Dispatcher:
         Args:
             worker: Unique number of the worker.
             blame: Whether the worker died unexpectedly: then the jobs that it was processing are suspects. If there are
-                several suspects, none of them is poisoned; instead, each is soon produced alone (`task.ALONE_AFTER`).
+                several suspects, none of them is poisoned; instead, each is produced alone (`Task.deaths`).
             suspects: The jobs that the worker was processing; None for the first one that it held.
         """
         held = list(self._held.pop(worker, {}).values())

@@ -13,7 +13,7 @@ import os
 import socket
 import struct
 from collections.abc import Iterable
-from enum import IntEnum, unique
+from enum import IntEnum, auto
 from typing import NamedTuple, TypeAlias
 
 from nbloader._platform import open_files_limit
@@ -28,7 +28,7 @@ HEADER_SIZE = HEADER.size
 READ_SIZE = 1 << 16
 """Maximum bytes per read. It is below malloc's mmap threshold: a larger buffer costs page faults at every call."""
 MAX_FDS = 64
-"""Maximum number of descriptors per frame."""
+"""Maximum number of descriptors per frame. The kernel accepts 253 at once."""
 ANCILLARY_SIZE = space_for(MAX_FDS)
 ROUND_ROBIN = b"\1"
 """Body of a READY frame: batches must be assigned to workers in turn."""
@@ -36,50 +36,49 @@ LOST = -1
 """Stands for descriptors that were lost because this process has reached its limit of open files."""
 
 
-@unique
 class Kind(IntEnum):
-    """What a frame holds. The meaning of a number can depend on the direction."""
+    """What a frame holds. The meaning can depend on the direction."""
 
-    INIT = 1
+    INIT = auto()
     """To the worker: `workers.bootstrap.InitMessage`."""
-    TASK = 2
+    TASK = auto()
     """To the worker: produce this batch."""
-    CANCEL = 3
+    CANCEL = auto()
     """To the worker: drop these batches of an iteration, if they were received before this frame and have not begun.
     Without batch numbers: drop all batches of the iteration, and its iterators over shards."""
-    READY = 4
+    READY = auto()
     """From the worker: it has loaded its dataset. The body is `ROUND_ROBIN` if batches must be assigned round-robin.
     From a zygote: it can fork workers."""
-    SEGMENT = 5
+    SEGMENT = auto()
     """From the worker, with a descriptor: a new segment."""
-    BATCH = 7
+    BATCH = auto()
     """From the worker: a batch."""
-    ERROR = 8
+    ERROR = auto()
     """From the worker: a batch that could not be produced."""
-    INIT_ERROR = 9
+    INIT_ERROR = auto()
     """From the worker: the dataset could not be rebuilt, or `worker_init_fn` raised. From a zygote: it could not be set
     up."""
-    FORK = 10
+    FORK = auto()
     """To a zygote, with the worker's lifeline and `WorkerFds`: start a worker."""
-    SAMPLE_FAILURES = 12
+    SAMPLE_FAILURES = auto()
     """From the worker, before a batch: the samples of the batch that were skipped or replaced. No batch follows if all
     of its samples were skipped."""
-    END = 13
+    END = auto()
     """From the worker: the shard is exhausted, so the batch does not exist."""
-    STATE = 14
+    STATE = auto()
     """From the worker: the state of an iterator over a shard."""
-    HANDED = 15
+    HANDED = auto()
     """To the worker, before INIT: the descriptors of its `InheritedState`, such as those of `multiprocessing` objects
     in its dataset."""
-    DROP = 16
+    DROP = auto()
     """From the worker: these segments are no longer used."""
-    DISCARD = 23
+    DISCARD = auto()
     """To the worker: do not write to these segments again, since a forked process may have views of them."""
-    REST = 17
+    REST = auto()
     """To the worker: these segments were returned, and there is no work for now, so free memory."""
-    STACKS = 22
+    STACKS = auto()
     """From the worker: samples of its stacks."""
-    SIGN = 24
+    SIGN = auto()
     """From the worker: what may be a sign of a silent fault (`events/silent_faults.py`)."""
 
 

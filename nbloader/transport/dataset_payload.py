@@ -23,11 +23,12 @@ from typing import Any, NamedTuple
 from nbloader.batch.pickling import dump_to
 from nbloader.shm.dataset_store import SHARE_FROM, location_of
 from nbloader.shm.memory_file import MemoryFile
+from nbloader.transport.channel import MAX_FDS
 from nbloader.transport.mp_objects import SharingPickler, Spawning
 
-MAX_FILES = 60
-"""Maximum number of existing memory files that are sent to a worker. Arrays in further files are copied.
-The kernel accepts 253 descriptors at once."""
+MAX_FILES = MAX_FDS - 2
+"""Maximum number of memory files that are sent to a worker in one frame, with two other descriptors. Arrays in further
+files are copied."""
 
 
 class Span(NamedTuple):
@@ -113,7 +114,7 @@ class SharedPickle:
         spans = []
         for raw in self._buffers:
             location = location_of(raw)
-            if location is None or (location.fd not in fds and len(fds) > MAX_FILES):
+            if location is None or (location.fd not in fds and len(fds) >= MAX_FILES):
                 spans.append(Span(0, own.add(raw), raw.nbytes))
                 continue
             if location.fd not in fds:

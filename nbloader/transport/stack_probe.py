@@ -57,7 +57,6 @@ _MAX_FRAMES = 100
 _CAPACITY = 1 << 16  # of the pipe
 _BEGIN, _END = "\2", "\3"  # of a response of Python code
 _OF_FAULTHANDLER = "Stack (most recent call first):\n"
-_YEARS = 1_000_000_000  # seconds
 _FRAME = r'(?m)^  File "(.*)", line (\d+) in (.*)$'  # not compiled here: workers import this, and do not need it
 
 
@@ -98,10 +97,10 @@ def answer(fd: int) -> None:
 def let_signals_interrupt(connection: socket.socket) -> None:
     """In a worker: let `STACK_SIGNAL` wake the main thread while it waits for a task, although `answer` restarts reads.
 
-    Linux does not restart the reads of a socket that has a timeout. This one never expires.
+    Linux does not restart the reads of a socket that has a timeout. This one is 34 years.
     """
     with contextlib.suppress(OSError):  # where no such timeout is permitted, a waiting worker counts as one in C code
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _YEARS, 0))
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 1 << 30, 0))
 
 
 class StackPipe:

@@ -130,7 +130,7 @@ class MapFetcher:
             indices = indices.array.tolist()
         on_error: Any = self._on_error
         handle_error: Replace | Literal["raise", "skip"] = (
-            _by_index(on_error, indices) if callable(on_error) else on_error
+            (lambda position, error: on_error(indices[position], error)) if callable(on_error) else on_error
         )
         getitems = getattr(self._dataset, "__getitems__", None) if self._batched else None
         if getitems is None:
@@ -139,10 +139,6 @@ class MapFetcher:
                 on_error=handle_error,
             )  # fmt: skip
         return _fetch_at_once(getitems, indices, self._status, handle_error)
-
-
-def _by_index(on_error: Callable[[Any, Exception], Any], indices: Any) -> Replace:
-    return lambda position, error: on_error(indices[position], error)
 
 
 def _fetch_at_once(

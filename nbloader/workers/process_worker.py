@@ -30,7 +30,7 @@ from nbloader._util import rng
 from nbloader._util.output import flush
 from nbloader.batch.payload import pack_header
 from nbloader.batch.pickling import pickle_by_name
-from nbloader.batch.task import ALONE_AFTER, PickledIndices, TaskMessage, read_task
+from nbloader.batch.task import PickledIndices, TaskMessage, read_task
 from nbloader.events.failures import EmptyBatch
 from nbloader.events.remote_errors import describe
 from nbloader.shm.segment import NO_SEGMENT, SegmentWriter
@@ -60,11 +60,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 _clock = time.perf_counter_ns
 _cpu_clock = time.process_time_ns
-
-LISTEN_NS = 1_000_000
-"""How long a CANCEL may stay unread while tasks that arrived before it are waiting, ns. Reading the connection before
-each batch took 5 % of the time for tiny batches. Only batches of an iteration that has ended are cancelled, so a batch
-that is produced in spite of a CANCEL is simply discarded."""
 
 
 def main(fd: int, parent: int | None = None) -> None:
@@ -253,8 +248,6 @@ class WorkerLoop:
         """Frames that were received and have not been processed."""
         self._hung_up = False
         """Whether the notebook's process has closed the connection."""
-        self._listened = 0
-        """When the connection was last read, `time.perf_counter_ns()`."""
 
     def run(self) -> None:
         """Produce batches until the connection closes.
@@ -286,11 +279,8 @@ class WorkerLoop:
 
     def _next_task(self) -> TaskMessage:
         status = self._status
-        now = _clock()
-        status.state, status.job, status.since = WorkerState.IDLE, -1, now
-        if not self._pending or now - self._listened >= LISTEN_NS:  # an unread CANCEL takes effect before the next task
-            self._listened = now
-            self._receive(wait=False)
+        status.state, status.job, status.since = WorkerState.IDLE, -1, _clock()
+        self._receive(wait=False)  # an unread CANCEL takes effect before the next task
         while True:
             while not self._pending:
                 self._receive(wait=True)
@@ -480,7 +470,7 @@ class ConcurrentWorkerLoop:
                 continue
             task = read_task(body)
             worker._segments.give_back(task.returned)
-            return QueuedBatch(task, task.epoch, task.job, task.indices, task.seed, task.deaths >= ALONE_AFTER)
+            return QueuedBatch(task, task.epoch, task.job, task.indices, task.seed, task.deaths > 0)
         return None
 
     def begin(self, task: TaskMessage) -> bool:

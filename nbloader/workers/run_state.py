@@ -9,8 +9,6 @@ from enum import Enum
 
 from nbloader._platform import UNKNOWN, CpuTimes, cpu_times, state_of
 
-_ROUND = 0.5
-
 
 class RunState(Enum):
     """What the main thread of a worker process does at one moment."""
@@ -48,7 +46,7 @@ class RunStateReader:
         self._pid, self._before = pid, times
         running, waiting = times.running - before.running, times.waiting - before.waiting
         self._owed += waiting / (running + waiting) if running + waiting > 0 else 0.0
-        if self._owed < _ROUND:
+        if 2 * self._owed < 1:
             return RunState.COMPUTING
         self._owed -= 1
         return RunState.QUEUED

@@ -15,8 +15,7 @@ Between the end of a sample and the start of the next one, one sample fewer is i
 same turn of the loop, for example all samples that were started together. The task of a sample that ends therefore
 creates the task of the next sample directly, and `_main` lets new tasks run before it collates a batch.
 
-If two workers died while they were processing a certain batch, that batch is produced alone, to show whether it is the
-cause.
+If a worker died while it was processing a certain batch, that batch is produced alone, to show whether it is the cause.
 
 Each sample draws from its own random generators. They are seeded with the seed of the batch and the position of the
 sample (`rng.seed_task`), so a sample draws the same numbers in whatever order the samples run. `collate_fn` and
@@ -453,7 +452,7 @@ class SampleLoop:
         samples: Any = batch.samples
         if batch.failed:
             samples = [sample for sample in samples if sample is not _MISSING]
-            batch.failed.sort(key=_position)
+            batch.failed.sort(key=lambda failure: failure.position)
         size = len(samples)
         if not self._batched:
             samples = samples[0] if size else None
@@ -490,10 +489,6 @@ class SampleLoop:
 async def _result(value: Any) -> Any:
     """Await an awaitable and return its result; return any other value unchanged."""
     return await value if hasattr(type(value), "__await__") else value
-
-
-def _position(failure: SampleFailure) -> int:
-    return failure.position
 
 
 async def _close(dataset: Any) -> None:

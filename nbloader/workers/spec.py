@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nbloader._platform import START_METHODS
@@ -26,10 +26,6 @@ class Parts(NamedTuple):
         return tuple(map(id, self))
 
 
-def _default_start_method() -> str:
-    return START_METHODS[0]
-
-
 @dataclass(frozen=True, kw_only=True)
 class WorkerSpec:
     """The configuration of workers, apart from the dataset and functions."""
@@ -45,7 +41,7 @@ class WorkerSpec:
     num_workers: int = 1
     seed: int = 0
     """The base seed of the epoch in which the worker starts. The worker's seed is the base seed plus the worker id."""
-    start_method: str = field(default_factory=_default_start_method)
+    start_method: str = START_METHODS[0]
     """"fork", "forkserver" or "spawn". Only for worker processes."""
     may_heal: bool = False
     """Whether workers may be clean ones instead of forks of this process, if forked ones hang: no start method was

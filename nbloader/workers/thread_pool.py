@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 from nbloader._util.signals import raised_by_handler
 from nbloader.batch.payload import LocalPayload
-from nbloader.batch.task import ALONE_AFTER, Task
+from nbloader.batch.task import Task
 from nbloader.errors import DatasetTransferError
 from nbloader.events.remote_errors import describe, user_traceback
 from nbloader.events.stack_samples import StackCount
@@ -524,7 +524,7 @@ class ConcurrentThreadWorker:
         if not self._tasks:
             return None
         task = self._tasks.popleft()
-        return QueuedBatch(task, task.epoch, task.job, task.indices, task.seed, task.deaths >= ALONE_AFTER)
+        return QueuedBatch(task, task.epoch, task.job, task.indices, task.seed, task.deaths > 0)
 
     def begin(self, task: Task) -> bool:
         """See `BatchSource`."""

@@ -60,9 +60,6 @@ class Stub:
     def hello(self):
         return NodeHello(platform.python_version(), nbloader.__version__, "", 1, "stub", 64)
 
-    def clock(self):
-        return _clock(), _clock(), _clock()
-
     def execute(self, commands, setup=None):
         with self._changed:
             for command in pickle.loads(commands):

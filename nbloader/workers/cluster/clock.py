@@ -37,11 +37,6 @@ class ClockOffset:
         self._at = received
 
     @property
-    def known(self) -> bool:
-        """Whether a call was observed, so that the offset is known."""
-        return self._at is not None
-
-    @property
     def offset(self) -> int:
         """The offset to subtract from a reading of the other clock, ns."""
         return round((self._low + self._high) / 2)

@@ -49,8 +49,6 @@ _clock = time.perf_counter_ns
 
 REPORTS = 2
 """Number of reports that are requested from a node at a time: while one is copied, the next is built and sent."""
-CLOCK_CALLS = 4
-"""Number of initial calls that estimate the offset of a node's clock. Reports refine the estimate."""
 
 
 class Connection(Protocol):
@@ -58,9 +56,6 @@ class Connection(Protocol):
 
     def hello(self) -> NodeHello:
         """Wait until the node's actor runs, and ask which versions it has."""
-
-    def clock(self) -> tuple[int, int, int]:
-        """Read the node's clock. Return when the call was sent (local time), the reading, and when it arrived."""
 
     def execute(self, commands: bytes, setup: Any = None) -> None:
         """Send commands without waiting."""
@@ -269,9 +264,6 @@ class NodeLink:
         self._check(hello, self.node)
         if hello.processes != process_space():
             self.machine = Machine(hello.processes, hello.cores)
-        for _ in range(CLOCK_CALLS):
-            sent, there, received = self.connection.clock()
-            self.clock.observe(sent, there, there, received)
         for _ in range(REPORTS):
             self.connection.request_report(self.credit)
         if self.state is LinkState.OPENING:

@@ -64,8 +64,8 @@ MAX_WINDOW = 1 << 30
 """Upper limit for the default of `RayOptions.window_bytes`."""
 WINDOW_PART = 4
 """The default of `RayOptions.window_bytes` is 1/`WINDOW_PART` of the smallest object store."""
-MIN_CREDIT, MAX_CREDIT = 256 << 10, 32 << 20
-"""Limits of `NodeLink.credit`, in bytes. The lower one does not apply if `RayOptions.window_bytes` is set."""
+MAX_CREDIT = 32 << 20
+"""Upper limit of `NodeLink.credit`, in bytes."""
 
 
 class RayKind(WorkerKind):
@@ -190,7 +190,7 @@ class RayPool(WorkerPool):
         self._closing = False
         self._failure: Exception | None = None
         self._looked = 0.0
-        self._credit = MIN_CREDIT
+        self._credit = 1
         self._known: set[str] = set()  # ids of nodes
         self._thread = threading.Thread(target=self._run_thread, name="nbloader-ray", daemon=True)
 
@@ -449,13 +449,11 @@ class RayPool(WorkerPool):
         """Divide the window of bytes in the object stores among the nodes."""
         smallest = min((node.store_bytes for node in nodes), default=0)
         window = self._options.window_bytes or min(MAX_WINDOW, smallest // WINDOW_PART)
-        credit = window // (REPORTS * max(1, len(nodes)))
-        if self._options.window_bytes is None:
-            credit = max(MIN_CREDIT, credit)
+        credit = max(1, min(MAX_CREDIT, window // (REPORTS * max(1, len(nodes)))))
         with self._changed:
             for link in self._links:
-                link.credit = max(1, min(MAX_CREDIT, credit))
-            self._credit = max(1, min(MAX_CREDIT, credit))
+                link.credit = credit
+            self._credit = credit
 
     def _loads(self, nodes: list[NodeInfo]) -> list[NodeLoad]:
         now = time.monotonic()

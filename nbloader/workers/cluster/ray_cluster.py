@@ -207,16 +207,6 @@ class RayConnection:
         """
         return NodeHello(*self._result(self._actor.hello))
 
-    def clock(self) -> tuple[int, int, int]:
-        """Return when a call was sent (by this clock), the reading of the node's clock, and when the result arrived.
-
-        Raises:
-            NodeLostError: The actor has died.
-        """
-        sent = _clock()
-        there = self._result(self._actor.clock)
-        return sent, there, _clock()
-
     def execute(self, commands: bytes, setup: Any = None) -> None:
         """Send commands without waiting. If they are lost, the next report reveals it.
 
@@ -408,12 +398,6 @@ def _actor_class(ray: Any) -> type:
             except ImportError as error:
                 return python, "", f"{type(error).__name__}: {error}", pid, "", 0
             return python, version, "", pid, system.process_space(), system.cores()
-
-        @ray.method(concurrency_group="others")  # type: ignore[untyped-decorator,unused-ignore]
-        def clock(self) -> int:
-            import time
-
-            return time.perf_counter_ns()
 
         @ray.method(concurrency_group="commands")  # type: ignore[untyped-decorator,unused-ignore]
         def execute(self, number: int, commands: bytes, setup: Any) -> None:
