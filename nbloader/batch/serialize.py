@@ -68,9 +68,6 @@ class ArrayToBeTensor:
         return tensor_of, (self.array,)
 
 
-USABLE = 0x0101
-"""Required bits of `ndarray.flags.num`: C-contiguous and aligned."""
-
 Found: TypeAlias = "tuple[str, str | None, Any]"
 """An array to write: its type character ("" for a buffer from which `pickle` itself builds an object), what it becomes
 (see `collate.tensor_kind`), and the array."""
@@ -270,7 +267,7 @@ class _ArrayExtractor:
                 continue
             self._seen.append(id(obj))
             array = obj if kind is ndarray else self._array_of(obj)
-            if array is None or not array.size or array.flags.num & USABLE != USABLE:
+            if array is None or not array.size or not (flags := array.flags).c_contiguous or not flags.aligned:
                 out.append(obj)
                 continue
             if array.dtype is not dtype:

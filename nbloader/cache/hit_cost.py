@@ -16,8 +16,6 @@ from nbloader.cache.sample_cache import MISSING, CacheOptions, SampleCache
 
 HITS = 15
 """Number of hits that are measured."""
-ROOM = 1 << 20
-"""Size of the temporary cache in bytes, in addition to the space for the entry."""
 SMALLEST, LARGEST = 6, 1 << 22
 """Size of the smallest measured entry, as the base-2 logarithm of its bytes, and of the largest one, in bytes. The cost
 of larger entries is proportional to their size."""
@@ -42,7 +40,7 @@ def hit_seconds(nbytes: float) -> float | None:
 @functools.lru_cache(maxsize=64)
 def _measure(nbytes: int) -> float | None:
     try:
-        memory = MemoryStore.create(2 * nbytes + ROOM)
+        memory = MemoryStore.create(2 * LARGEST)
     except OSError:
         return None
     try:

@@ -57,8 +57,6 @@ SPARE = 128
 """A search for memory frees at most 1/`SPARE` of the limit beyond what is needed."""
 SEARCH_EVERY = 32
 """After a failed search for a new entry, number of entries of no higher worth that are rejected without a search."""
-MAX_REUSES = 1 << 16
-"""Maximum number of uses, per process, over which the distance between two uses of an entry is averaged."""
 
 # Words of the header.
 _SLOTS, _LIMIT, _USED, _ENTRIES, _END, _WRITERS, _EVICTIONS, _CONFIG = range(8)
@@ -215,12 +213,8 @@ class MemoryStore:
         self._words[word] = now
         if distance > 0:
             with self._counting:
-                distances, uses = self._own_counter(_REUSE_SUM), self._own_counter(_REUSES)
-                self._words[distances] += distance
-                self._words[uses] += 1
-                if self._words[uses] > MAX_REUSES:
-                    self._words[distances] //= 2
-                    self._words[uses] //= 2
+                self._words[self._own_counter(_REUSE_SUM)] += distance
+                self._words[self._own_counter(_REUSES)] += 1
 
     # ---- counters ---------------------------------------------------------------------------------------------------
 

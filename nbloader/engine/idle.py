@@ -6,12 +6,13 @@ import time
 from collections.abc import Mapping
 
 from nbloader.engine.receiver import Receiver
+from nbloader.shm.segment import KEEP
 
 IDLE_TIMEOUT = 300.0
 """Seconds without a request after which a loader stops its workers. The next request starts them again."""
 SUPERSEDED_TIMEOUT = 2.0
 """Seconds without a request after which a loader stops its workers if the cell that created it was run again."""
-MEMORY_RELEASE_DELAY = 5.0
+MEMORY_RELEASE_DELAY = KEEP
 """Seconds without a request, between epochs, after which idle workers release unused memory. The next epoch must
 allocate it again: with 2 s, epochs of 40 batches of 38 MB separated by pauses reached 12 % of the memcpy bandwidth of
 one thread instead of 50 %."""

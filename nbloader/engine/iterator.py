@@ -118,7 +118,7 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
         self._kept: Delivery | None = None  # taken, but not delivered (yet): after an interrupt, or on a full device
         self._resources = _Resources(epoch, context.events, context.transfer)
         # Before the iteration is opened: after an interrupt, one that nothing closes would keep its workers.
-        self._closer = weakref.finalize(self, _abandon, engine, self._resources)
+        self._closer = weakref.finalize(self, self._resources.release, engine, "abandoned")
         self._iteration: Iteration = engine.open_iteration(epoch, plan)
         if plan.reader is not None:
             plan.reader.when_ready(self._iteration.bell.ring)
@@ -472,10 +472,6 @@ class _Resources:
             self.reader.close()
         if self.begun:
             self._bus.publish(ev.EpochEnded(now, self.epoch, self.delivered, reason))
-
-
-def _abandon(engine: AnyEngine, resources: _Resources) -> None:
-    resources.release(engine, "abandoned")
 
 
 def check_names(name: str, names: Any) -> Sequence[str] | None:

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 from nbloader._platform import Wakeup
 from nbloader.errors import NbloaderError, WorkerStartError
 from nbloader.events.failures import thread_message
+from nbloader.workers.api import JOIN_TIMEOUT
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -29,8 +30,6 @@ log = logging.getLogger(__name__)
 RESTART_DELAY = 0.1
 """Seconds between a failure of the thread and its next turn, so that a persistent fault does not cause a busy loop."""
 FAILED = "the thread that supervises the workers failed, and goes on"
-JOIN_TIMEOUT = 1.0
-"""Maximum number of seconds that `close` waits for the thread, and between looks whether it can still answer."""
 IN_TURN = (
     "the loader was called by a finalizer (__del__) or by user code on its own thread, in the middle of a change. Only "
     "these methods may be called there: close(), restart_workers(), pause(), resume() and step()"

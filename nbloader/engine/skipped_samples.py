@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
+from nbloader._util.format import clean
 from nbloader.events.failures import abbreviated
 from nbloader.events.records import Event, SampleFailed
-
-MAX_ERROR = 200
-"""Maximum length of the error message in a notice, in characters."""
 
 
 class SkippedSamples:
@@ -36,9 +34,7 @@ class SkippedSamples:
         if self._noticed:
             return ""
         self._noticed = True
-        error = " ".join(event.error.split())
-        if len(error) > MAX_ERROR:
-            error = error[:MAX_ERROR] + "..."
+        error = clean(" ".join(event.error.split()))
         return (
             f"nbloader: sample {abbreviated(event.sample)} of batch {event.index} was skipped (on_error='skip'): "
             f"{error.rstrip('.')}. Further ones are only counted: loader.stats().skipped.\n"

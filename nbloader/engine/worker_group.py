@@ -419,20 +419,17 @@ class WorkerGroup:
         self._wake_consumers()
 
     def _replace_now(self, worker: int, reason: str) -> None:
-        if self._start_another(worker) and reason:
-            self._publish(ev.WorkerRestarted(_clock(), worker, reason))
-
-    def _start_another(self, worker: int) -> bool:
-        """Start a worker in a running pool. Return False if this failed and the pool was ended."""
+        """Start a worker in a running pool. If that fails, the pool is ended."""
         try:
             self._start_worker(worker)
         except (OSError, MemoryError) as error:
             if self.pool is not None and not self.pool.can_start(self._setup):  # the zygote was killed just now
                 self._leave_to_consumer(worker, self._slots[worker].exit_reason)
-                return False
-            self._fail(WorkerStartError(start_message(worker, len(self._slots), error)))
-            return False
-        return True
+            else:
+                self._fail(WorkerStartError(start_message(worker, len(self._slots), error)))
+        else:
+            if reason:
+                self._publish(ev.WorkerRestarted(_clock(), worker, reason))
 
     def _fail(self, error: Exception) -> None:
         """End the pool after a failure. A waiting consumer gets the error; the next request starts another pool."""

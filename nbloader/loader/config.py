@@ -32,6 +32,7 @@ from nbloader.device.placement import check_devices
 from nbloader.engine.iterator import check_names
 from nbloader.sampling import datapipes, samplers
 from nbloader.sampling.source import SourceSampler
+from nbloader.scheduler.prefetch import MIN_DEPTH
 from nbloader.workers.api import WorkerKind
 from nbloader.workers.fetcher import OnError
 from nbloader.workers.ray_options import RayOptions
@@ -51,7 +52,7 @@ Device: TypeAlias = str | int | torch.device | Accelerator
 
 MAX_TIMEOUT = 2_147_483
 """Maximum timeout in seconds, since the system counts the milliseconds of a wait in a C int."""
-DEFAULT_PREFETCH_FACTOR = 2
+DEFAULT_PREFETCH_FACTOR = MIN_DEPTH
 """Batches requested ahead per worker if neither `prefetch_factor` nor `prefetch` is given."""
 PREFETCH_FACTOR_HINT = "it is the number of batches to request ahead, per worker"
 
@@ -403,7 +404,8 @@ class LoaderConfig(Generic[T_co]):
         self._check_batching()
         self._check_last_batch()
         self._set("drop_last", self.incomplete_batch == "discard")
-        self._set("devices", tuple(self._check_devices()))
+        one, several = check_devices(self.device, self.output)
+        self._set("devices", tuple(several or [one]))
         size = self.batch_sampler.batch_size if isinstance(self.batch_sampler, SourceSampler) else self.batch_size
         self._set(
             "chunk",
@@ -502,10 +504,6 @@ class LoaderConfig(Generic[T_co]):
                 f"drop_last=True means last_batch='discard' and is mutually exclusive with "
                 f"last_batch={self.last_batch!r}"
             )
-
-    def _check_devices(self) -> list[Any]:
-        one, several = check_devices(self.device, self.output)
-        return several or [one]
 
     # ---- derived values ----
 

@@ -19,8 +19,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nbloader._util.code_places import is_library, place_of, source_line
+from nbloader.engine import wait_hooks
 from nbloader.engine.local_engine import AnyEngine
 from nbloader.events.stack_samples import StackCount
+from nbloader.metrics.aggregator import RECOMPUTED_S
 from nbloader.metrics.evidence import SlowLine
 from nbloader.metrics.hot_lines import HotLine, HotLines, LineProfile, find_hot_lines
 
@@ -34,12 +36,6 @@ INTERVAL = 0.05
 not lock onto a rhythm of the dataset."""
 PROMPT = 1e-4
 """Seconds; see `_prompt_switches`."""
-AFTER = 0.1
-"""Seconds after the beginning of an epoch from which waits are sampled. The workers of a shorter one just start."""
-RECENT = 0.2
-"""Seconds for which a wait counts as present. The consumer reports its waits at most every 0.1 s."""
-LOOK = 1.0
-"""Minimum seconds between two looks for the slowest line, which take a few milliseconds."""
 ENOUGH, NOTABLE = 20, 0.2
 """A line is named in a verdict from this number of samples, and from this share of the workers' time on. If an epoch is
 so short that it has fewer samples, those of the epochs before it count, too."""
@@ -99,9 +95,11 @@ class LineProfiler:
             self._start_or_stop()
 
     def awaited(self) -> None:
-        """Register that the loop waits for a batch at this moment. Called at most every 0.1 s."""
+        """Register that the loop waits for a batch at this moment. Called at most once per `wait_hooks.INTERVAL`."""
         self._awaited = time.monotonic()
-        if self.on is None and self._open and self._awaited - self._began > AFTER:
+        if (
+            self.on is None and self._open and self._awaited - self._began > wait_hooks.INTERVAL
+        ):  # workers of a shorter one just start
             with self._lock:
                 if self._open:
                     self._start()
@@ -143,7 +141,7 @@ class LineProfiler:
         if self._outdated:
             return None
         if now >= self._slowest_due:
-            self._slowest_due = now + LOOK if self._open else math.inf
+            self._slowest_due = now + RECOMPUTED_S if self._open else math.inf
             hot = self.result()
             first = next((line for line in hot if line.line and line.source), None)
             known = first is not None and hot.samples >= ENOUGH and first.share >= NOTABLE
@@ -189,7 +187,7 @@ class LineProfiler:
     @property
     def wanted(self) -> bool:
         """Whether to sample now: the loop waits, or that was requested."""
-        return self.on is True or time.monotonic() - self._awaited <= RECENT
+        return self.on is True or time.monotonic() - self._awaited <= 2 * wait_hooks.INTERVAL
 
     def tick(self) -> None:
         """Sample some workers."""

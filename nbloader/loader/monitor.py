@@ -30,9 +30,9 @@ from nbloader.events.records import LifecycleEvent
 from nbloader.loader.config import DEFAULT_PREFETCH_FACTOR
 from nbloader.loader.line_profiler import LineProfiler
 from nbloader.loader.sample_facts import SampleIndex
-from nbloader.metrics.aggregator import Aggregator
+from nbloader.metrics.aggregator import RECOMPUTED_S, Aggregator
 from nbloader.metrics.hot_lines import HotLine
-from nbloader.metrics.process_probe import ProcessProbe
+from nbloader.metrics.process_probe import MEASURING_SHARE, ProcessProbe
 from nbloader.metrics.rates import RATE_NS
 from nbloader.metrics.snapshot import ENDED, NO_VERDICT, Outlook, Point, Snapshot
 from nbloader.metrics.usage_probe import UsageProbe
@@ -49,10 +49,6 @@ if TYPE_CHECKING:
 
 OUTLOOK_BATCHES = 200
 """Number of batches from which the predictions beside a verdict are made."""
-OUTLOOK_S, OUTLOOK_SHARE = 1.0, 0.003
-"""Minimum seconds between two computations of the predictions, and the share of the time that these may take."""
-KEEP_S = 1.0
-"""Minimum seconds between two verdicts that are kept when the next epoch begins. One takes a few milliseconds."""
 DISTURBING = (WorkersResized, WorkerReady, LoaderResumed, DatasetReloaded)
 """Events after which earlier batches are not used for predictions."""
 
@@ -116,7 +112,7 @@ class Monitor:
         """Facts about the dataset's samples; created when slow samples are found."""
         self._hits_before = 0
         """Hits of the sample cache before the newest epoch."""
-        self._kept_at = -KEEP_S
+        self._kept_at = -RECOMPUTED_S
         """When a verdict was last kept, monotonic seconds."""
         self.tuning: SettingSearch | None = None
         """The newest search for better settings."""
@@ -155,7 +151,7 @@ class Monitor:
 
         Workers of the next one, which make earlier batches useless for predictions, have not started yet.
         """
-        if not self._aggregator.is_final and time.monotonic() - self._kept_at >= KEEP_S:
+        if not self._aggregator.is_final and time.monotonic() - self._kept_at >= RECOMPUTED_S:
             self._kept_at = time.monotonic()
             self._snapshot(iterated=True)
         judged = self._aggregator.judged_epoch
@@ -239,7 +235,7 @@ class Monitor:
 
         found = outlook.changes(s.epoch_verdict.cause, present, predict)
         now = time.monotonic()
-        due = float("inf") if ended else now + max(OUTLOOK_S, (now - began) / OUTLOOK_SHARE)
+        due = float("inf") if ended else now + max(RECOMPUTED_S, (now - began) / MEASURING_SHARE)
         self._predicted = _Predicted(made_for, due, found)
         return found
 

@@ -26,6 +26,7 @@ from nbloader.batch.chunking import join_chunks
 from nbloader.batch.serialize import encode_object, load_object
 from nbloader.batch.task import ChunkedBatch, Task
 from nbloader.engine.iterator import name_parts
+from nbloader.engine.worker_group import GRACE
 from nbloader.errors import NbloaderError, ReplayError
 from nbloader.events import BatchRecord, DatasetReloaded, Event
 from nbloader.events.failures import WorkerFailure
@@ -59,8 +60,6 @@ MAX_EPOCHS = 256
 """Maximum number of epochs that are kept; each takes 1 to 20 kB."""
 MAX_LOGGED = 1 << 20
 """Maximum number of logged indices of custom samplers, over all epochs but the newest."""
-GRACE = 1.0
-"""Seconds that the thread of an event loop gets to end."""
 
 VARIES = (
     "made twice from the same seed, it differs. Probably the dataset draws from a generator that the operating system "
@@ -531,7 +530,7 @@ class ReplayedBatch:
             return FailedSample(error)
 
         spec = replace(self._setup.spec, batched=True)
-        setup = replace(self._setup, spec=spec, collate_fn=_as_they_are, on_error=noted)
+        setup = replace(self._setup, spec=spec, collate_fn=list, on_error=noted)
         task = Task(self.epoch, self.number, part.indices, part.seed, job=self.number)
         [outcome] = self._produce_async(setup, [task])
         if outcome.failed:
@@ -562,7 +561,3 @@ class ReplayedBatch:
             pool.close(GRACE)
             pool.dispose()
         return [outcomes[task.job] for task in tasks]
-
-
-def _as_they_are(samples: list[Any]) -> list[Any]:
-    return samples

@@ -25,6 +25,7 @@ from nbloader.events import (
     WorkerRestarted,
 )
 from nbloader.loader.tuning_html import WIDTH, html_of
+from nbloader.metrics.rates import RATE_NS
 from nbloader.metrics.snapshot import ENDED, TuningGauge
 
 if TYPE_CHECKING:
@@ -56,8 +57,6 @@ RUNNING = frozenset({"starting", "running", "paused"})
 """States of a loader that is iterated."""
 CLOSED = "The loader was closed."
 ONLY_CHEAPER = "only cheaper samples help: all cores are in use."
-RECENT_NS = 5_000_000_000
-"""A setting that the user chose is compared with the batches of this last period, ns."""
 WAITING = "Waiting for a loop: iterate the loader, again if the loop ended before a setting was measured."
 """What the result says before the first measurement."""
 
@@ -70,7 +69,7 @@ def change_plan(start: Setting, setting: Setting, records: Sequence[BatchRecord]
         setting: The new one.
         records: Batches so far, of which the last seconds are measured.
     """
-    recent = [r for r in records if r.delivered > records[-1].delivered - RECENT_NS and r.epoch == records[-1].epoch]
+    recent = [r for r in records if r.delivered > records[-1].delivered - RATE_NS and r.epoch == records[-1].epoch]
     return Change(start, setting, measure(recent))
 
 

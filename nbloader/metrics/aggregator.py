@@ -1,6 +1,6 @@
 """Aggregates events and gauges into frozen snapshots. Pure: no clock, no process and no I/O.
 
-One exception: the number of cores is read from the system if it was not given.
+One exception: the number of cores is read from the system.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ from nbloader.metrics.rates import (
 )
 from nbloader.metrics.slow_samples import SlowSamples
 from nbloader.metrics.snapshot import Point, Snapshot, Verdict, WorkerStats
-from nbloader.metrics.span import EpochSample, SpanOptions, continued, measure, thin_out
+from nbloader.metrics.span import SAMPLED, EpochSample, SpanOptions, continued, measure, thin_out
 from nbloader.metrics.stage_times import (
     cpu_share,
     elapsed_ns,
@@ -79,24 +79,18 @@ from nbloader.metrics.worker_count import WorkerCount
 RECENT = 2000
 """Number of batch records that are kept for rates."""
 STAGE_BATCHES = 200
-"""Number of batches over which stage times are computed."""
+"""Number of batches over which stage times are computed, in a snapshot and in a point of the time series."""
 FAILED_SAMPLES = 100
 """Number of failed samples whose errors are kept."""
-POINT_BATCHES = 64
-"""Maximum number of batches over which a point of the time series is computed."""
 HISTOGRAM_BATCHES = 500
 """Number of batches in the histogram of the time to produce a batch."""
-READY = 64
-"""Number of `WorkerReady` events that are kept."""
 COUNTED = 64
 """Number of batch records that are counted together, which costs a fraction of counting them one by one. A snapshot or
 another event counts them earlier."""
-JUDGED = 64
-"""Approximate maximum number of batches of the last seconds that are measured for a verdict."""
 MIN_SLOW = 4
 """Minimum number of slow samples for which facts are looked up: what fewer samples have in common may be chance."""
-JUDGE_NS = 1_000_000_000
-"""Minimum time between two measurements of a running epoch, ns. A measurement takes a millisecond or two."""
+RECOMPUTED_S = 1.0
+"""Minimum seconds between two computations of what takes some milliseconds while an epoch runs."""
 
 MEASURED_ANEW = (EpochStarted, EpochEnded, LoopStopped, DatasetReloaded)
 """Events after which an epoch that has ended is measured again. Workers that end, and settings that change, do not
@@ -115,19 +109,17 @@ class Aggregator:
     Args:
         judge: Function that determines the verdicts of a snapshot, such as `nbloader.diagnose.bottleneck.judge`; None
             for no verdicts.
-        cores: Number of CPU cores that workers may use, for the verdicts; None for the cores that this process may use.
         on_lifecycle: Function that is called with each event that is not a `BatchRecord`, on the publishing thread.
     """
 
     def __init__(
         self,
         judge: Judge | None = None,
-        cores: int | None = None,
         on_lifecycle: Callable[[LifecycleEvent], object] | None = None,
     ) -> None:
         self._on_lifecycle = on_lifecycle
         self._judge = judge or _no_verdict
-        self._cores = cores  # determined by the first snapshot, since this reads files
+        self._cores: int | None = None  # determined by the first snapshot, since this reads files
         # Reentrant: during an update, the garbage collector may end an abandoned iterator, which publishes an event.
         self._lock = threading.RLock()
         self._fresh: collections.deque[BatchRecord] = collections.deque()
@@ -158,7 +150,8 @@ class Aggregator:
         """The newest epoch whose cause is known, as of the last snapshot."""
         self._last_seconds: Evidence | None = None
         """The measurements of the last seconds before that; None until then."""
-        self._ready: collections.deque[WorkerReady] = collections.deque(maxlen=READY)
+        self._ready: list[WorkerReady] = []
+        """The events of the newest epoch."""
         self._worker_count = WorkerCount()
         self._machines: dict[int, Machine] = {}
         """Machine of the newest worker with each id, by worker id. Workers on this machine are not included."""
@@ -262,7 +255,7 @@ class Aggregator:
         with self._lock:
             self._count()
             snapshot, records = self._snapshot_and_records(gauges, now, epoch, facts, line)
-            fresh = min(self._total - self._series.total, len(records), POINT_BATCHES)
+            fresh = min(self._total - self._series.total, len(records), STAGE_BATCHES)
             newest = records[len(records) - fresh :]
             if self._origin is not None:
                 waited = self._waited + waiting(gauges, self._pauses, gauges.now)
@@ -373,6 +366,7 @@ class Aggregator:
         self._usual_make = 0.0
         self._ended = self._measured = self._stop = None
         self._final = False
+        self._ready = [event for event in self._ready if event.time >= time]
         self._left_out = 0
         self._failed = None
         self._pace = FirstBatchPace()
@@ -474,7 +468,7 @@ class Aggregator:
             eta_rough=rough and eta is not None,
         )
         if not self._final or live or self._last_seconds is None:
-            judged = thin_out(rates.records, max(1, len(rates.records) / JUDGED))
+            judged = thin_out(rates.records, max(1, len(rates.records) / SAMPLED))
             self._last_seconds = measure(judged, self._span(g, rates, usage, live=live))
         now = self._last_seconds
         epoch = self._epoch_evidence(g, snapshot, epoch_usage, stop, live=live)
@@ -647,7 +641,7 @@ class Aggregator:
             at, before = self._measured
             if not live and self._final:
                 return before  # the verdict about an epoch that has ended does not change any more
-            if live and g.now - at < JUDGE_NS:
+            if live and g.now - at < RECOMPUTED_S * 1e9:
                 return continued(before, seconds=seconds, wait_share=s.wait_share_epoch, batches=s.batches_done)
         sample = self._sample
         waited = waiting(g, self._pauses, g.now) if live else 0

@@ -22,7 +22,8 @@ MAX_STACKS = 2000
 """Maximum number of different stacks that a profile keeps. Further stacks are reduced to their outermost line."""
 SHOWN = 12
 """Number of lines in the text form."""
-_SOURCE, _PLACE = 60, 60
+_WIDTH = 60
+"""Maximum width of a line's text, and of its place, in characters."""
 _NOTABLE = 0.01
 """Smallest share of waiting for a core that is shown."""
 
@@ -219,7 +220,7 @@ def describe_split(part: HotLine | HotLines) -> str:
 
 def _row(line: HotLine) -> tuple[str, str, str, str, str]:
     place = line.place if line.file == STAGE_FILE else f"{line.place}, in {line.function}"
-    source, place = clean(line.source or line.function, _SOURCE), clean(place, _PLACE)
+    source, place = clean(line.source or line.function, _WIDTH), clean(place, _WIDTH)
     return percent(line.share), percent(line.computing), percent(line.waiting), source, place
 
 

@@ -12,9 +12,9 @@ from nbloader.events.gauges import Gauges, WorkerGauge
 
 AT_ONCE = 4
 """Workers measured per snapshot, least recently measured first: each takes 0.1 ms."""
-MEMORY_SHARE = 0.003
-"""Share of a core spent on measuring shared and private memory: the kernel walks all pages of the process, which takes
-8 ms for a process that has imported torch."""
+MEASURING_SHARE = 0.003
+"""Share of a core spent on a measurement that takes long. For shared and private memory, the kernel walks all pages of
+a process, which takes 8 ms if it has imported torch."""
 IDLE = 0.05
 """A process that runs, or could run, for less than this share of the time is idle."""
 
@@ -103,7 +103,7 @@ class ProcessProbe:
         now = time.monotonic()
         if use is not None:
             self._memory[pid] = _Memory(now, use)
-        self._memory_due = now + (now - began) / MEMORY_SHARE
+        self._memory_due = now + (now - began) / MEASURING_SHARE
 
 
 def _with_usage(w: WorkerGauge, usage: _Usage, memory: _Memory | None) -> WorkerGauge:

@@ -15,7 +15,7 @@ from nbloader.events.pauses import Pauses
 from nbloader.metrics.stage_times import elapsed_ns, median, returned_at, share_of
 
 RATE_NS = 5_000_000_000
-"""Length of the interval over which rates are computed, ns."""
+"""Length of the "last seconds", over which rates are computed, ns."""
 RATE_BATCHES = 4
 """Minimum number of batches over which rates are computed, regardless of how long they took."""
 STUCK_S, STUCK_TIMES = 2.0, 10

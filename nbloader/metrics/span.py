@@ -11,6 +11,7 @@ proportions the rest of the wait is divided: the parts always add up to `wait_sh
 from __future__ import annotations
 
 import collections
+import operator
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,7 +24,8 @@ from nbloader.metrics.stage_times import elapsed_ns, median, placing_ns, returne
 from nbloader.metrics.usage import Usage
 
 SAMPLED = 128
-"""Number of records from which the records kept of an epoch are thinned out: at least about this many are kept."""
+"""Number of records from which the records kept of an epoch are thinned out: at least about this many are kept. It also
+limits the number of usual samples that are listed."""
 OPENING = 32
 """Number of records kept from the start of an epoch."""
 WORST = 16
@@ -38,10 +40,6 @@ OVERLAPPING = 1.2
 concurrently."""
 SLOW_TIMES = 4
 """A sample is slow if it takes more than this many times as long as a usual sample."""
-SLOW_LISTED = 64
-"""Maximum number of slow samples whose indices are kept."""
-USUAL_LISTED = 128
-"""Maximum number of usual samples whose indices are kept."""
 _HASHES = 1 << sys.hash_info.width
 """Number of hashes, half of which are negative."""
 
@@ -101,8 +99,7 @@ class EpochSample:
         self._floor = 0
 
 
-def _waited(record: BatchRecord) -> int:
-    return record.waited
+_waited = operator.attrgetter("waited")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,7 +248,7 @@ def measure(records: Sequence[BatchRecord], options: SpanOptions) -> Evidence:
         slow_share=share_of(slow.excess, sum(fetches) + sum(collates)),
         slow_every=sum(r.samples for r in regular) / len(slow.found) if slow.found else 0.0,
         slow_workers=len({r.worker for r in slow.found}),
-        slow_indices=tuple([r.slowest_index for r in slow.found[:SLOW_LISTED] if r.slowest_ns >= slow.typical / 2]),
+        slow_indices=tuple([r.slowest_index for r in slow.found if r.slowest_ns >= slow.typical / 2]),
         usual_indices=slow.others(regular) if slow.found else (),
         slow_ms=slow.median / 1e6,
         sample_ms=slow.usual / 1e6,
@@ -293,15 +290,11 @@ def _elsewhere(workers: Iterable[int], machines: Mapping[int, Machine]) -> tuple
 def _overlap(records: Sequence[BatchRecord]) -> bool:
     """Return whether a worker fetched several batches concurrently."""
     ends: dict[tuple[int, int], int] = {}
-    for r in sorted({(r.epoch, r.index): r for r in records}.values(), key=_fetch_begin):
+    for r in sorted({(r.epoch, r.index): r for r in records}.values(), key=operator.attrgetter("fetch_begin")):
         if r.fetch_begin < ends.get((r.worker, r.pid), 0):
             return True
         ends[r.worker, r.pid] = r.fetched
     return False
-
-
-def _fetch_begin(record: BatchRecord) -> int:
-    return record.fetch_begin
 
 
 def _wait(record: BatchRecord, pauses: Pauses) -> int:
@@ -375,10 +368,10 @@ class _SlowSamples:
         """Return dataset indices of samples that are not slow, if possible of batches without any slow sample."""
         with_slow = {(r.epoch, r.index) for r in self.found}
         found = [i for r in records if (r.epoch, r.index) not in with_slow for i in r.indices]
-        if len(found) < USUAL_LISTED // 2:
+        if len(found) < SAMPLED // 2:
             slow = {r.slowest_index for r in self.found if isinstance(r.slowest_index, int | str)}
             found = [i for r in records for i in r.indices if isinstance(i, int | str) and i not in slow]
-        return tuple(found[:: -(-len(found) // USUAL_LISTED) or 1])
+        return tuple(found[:: -(-len(found) // SAMPLED) or 1])
 
 
 def _by_worker(records: Sequence[BatchRecord], pids: dict[int, int]) -> dict[int, MakeTime]:

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from nbloader._platform import ContextSwitches, CpuTimes
+from nbloader.metrics.rates import RATE_NS
 
 MARKS = 128
 """Number of readings that are kept. At ten readings per second, they cover the last 12 s."""
-RECENT_NS = 5_000_000_000
-"""Length of the "last seconds" of an epoch, ns."""
 
 
 class WorkerCounters(NamedTuple):
@@ -195,7 +194,7 @@ class UsageLog:
 
     def end_epoch(self) -> None:
         """Mark the end of the epoch."""
-        self._recent_begin = None if self._time is None else self._totals_at(self._time - RECENT_NS)
+        self._recent_begin = None if self._time is None else self._totals_at(self._time - RATE_NS)
         self._epoch_end = self._totals
 
     def epoch(self) -> Usage | None:

@@ -14,8 +14,6 @@ WATCHED = 8
 """Workers whose counters are read, those with the lowest ids: 20 us each."""
 READ_NS = 90_000_000
 """Time between two readings of counters, ns."""
-REREAD_NS = 1_000_000
-"""Age up to which the reading at the end of an epoch serves for the beginning of the next one, ns."""
 LOCK_WAITS = ("futex", "lock", "semaphore", "mutex")
 """Parts of the names of the kernel's functions in which a thread waits for a lock (of a file, too)."""
 _clock = time.perf_counter_ns
@@ -77,8 +75,7 @@ class UsageProbe:
 
     def begin_epoch(self) -> None:
         """An epoch begins; on the consumer's thread."""
-        if _clock() - self._read_at >= REREAD_NS or self._consumer != threading.get_native_id():
-            self.read(consumer=True)
+        self.read(consumer=True)
         self._log.begin_epoch()
 
     def end_epoch(self) -> None:

@@ -42,6 +42,8 @@ TAIL_SIZE = 4096
 TAIL_LINE_SIZE = 300
 """Number of characters that are kept of each line of standard error. After a crash, faulthandler lists all native
 modules in one line of several kilobytes, which would leave no space for the worker's own output."""
+JOIN_TIMEOUT = 1.0
+"""Maximum number of seconds to wait for the end of a thread that has nothing left to do."""
 LISTED = 8
 """Maximum number of batches that a gauge lists as held by one worker."""
 

@@ -31,7 +31,7 @@ from nbloader.errors import DatasetTransferError
 from nbloader.events.remote_errors import describe, user_traceback
 from nbloader.events.stack_samples import StackCount
 from nbloader.transport import stack_probe
-from nbloader.workers.api import WorkerHandle, WorkerKind, WorkerPool
+from nbloader.workers.api import JOIN_TIMEOUT, WorkerHandle, WorkerKind, WorkerPool
 from nbloader.workers.fetcher import is_async, shallow_copy
 from nbloader.workers.iterable_fetcher import IterableFetcher
 from nbloader.workers.message_queue import MessageQueue
@@ -61,9 +61,6 @@ if TYPE_CHECKING:
     from nbloader.workers.sample_loop import QueuedBatch, SampleLoop
 
 _clock = time.perf_counter_ns
-
-JOIN_TIMEOUT = 1.0
-"""Seconds to wait for a thread to finish after it has reported its end and has nothing left to do."""
 
 
 class ThreadKind(WorkerKind):

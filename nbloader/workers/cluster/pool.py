@@ -16,7 +16,7 @@ from nbloader.batch.task import Task, pack_indices
 from nbloader.errors import DatasetTransferError, NbloaderError, WorkerStartError
 from nbloader.transport.environment import Environment
 from nbloader.transport.process_setup import pickle_parts
-from nbloader.workers.api import WorkerKind, WorkerPool
+from nbloader.workers.api import JOIN_TIMEOUT, WorkerKind, WorkerPool
 from nbloader.workers.cluster.incoming import IncomingBatches
 from nbloader.workers.cluster.link import REPORTS, LinkState, NodeLink, RayHandle
 from nbloader.workers.cluster.placement import NodeInfo, NodeLoad, choose, surplus, usable, why_unusable
@@ -365,7 +365,7 @@ class RayPool(WorkerPool):
             threads = [self._thread, *(link.thread for link in self._links)]
         for thread in threads:
             if thread.is_alive():
-                thread.join(1.0)
+                thread.join(JOIN_TIMEOUT)
         self._messages.close()
 
     # ---- the pool's thread ------------------------------------------------------------------------------------------
