@@ -48,7 +48,7 @@ WAYS = 16
 """Slots per bucket. An entry can only be in the bucket that its key selects."""
 BYTES_PER_SLOT = 16 * 1024
 """Memory limit per slot. If entries are larger on average, the memory limit is reached before the slots run out."""
-MIN_SLOTS, MAX_SLOTS = 1 << 12, 1 << 22
+MIN_SLOTS = 1 << 12
 CHECK_EVERY = 32 << 20
 """Bytes that a process writes before it checks the available memory again."""
 RESERVE = 256 << 20
@@ -128,7 +128,7 @@ class MemoryStore:
         Raises:
             OSError: There are too many open files, or the system does not support such files and locks.
         """
-        slots = WAYS * (min(max(MIN_SLOTS, limit // BYTES_PER_SLOT), MAX_SLOTS) // WAYS)
+        slots = WAYS * (max(MIN_SLOTS, limit // BYTES_PER_SLOT) // WAYS)
         files: list[int] = []
         try:
             new_file(files)

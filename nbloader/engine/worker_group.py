@@ -670,10 +670,6 @@ class WorkerGroup:
         handle = self.pool.handles.get(uid) if self.pool is not None and uid is not None else None
         return None if handle is None else handle.worker
 
-    def busy_since(self) -> dict[int, float]:
-        """Return when each worker began to process its current batch, perf_counter ns; infinity for an idle worker."""
-        return {handle.uid: handle.busy_since() for handle in self._present}
-
     def threads(self) -> tuple[WorkerThread, ...]:
         """Return the threads that load samples, in the order of worker ids."""
         return tuple(

@@ -25,6 +25,7 @@ from nbloader.events.stack_samples import StackCount
 from nbloader.metrics.aggregator import RECOMPUTED_S
 from nbloader.metrics.evidence import SlowLine
 from nbloader.metrics.hot_lines import HotLine, HotLines, LineProfile, find_hot_lines
+from nbloader.metrics.process_probe import AT_ONCE
 
 if TYPE_CHECKING:
     from nbloader.remedies.advice import Advice
@@ -39,8 +40,6 @@ PROMPT = 1e-4
 ENOUGH, NOTABLE = 20, 0.2
 """A line is named in a verdict from this number of samples, and from this share of the workers' time on. If an epoch is
 so short that it has fewer samples, those of the epochs before it count, too."""
-AT_ONCE = 4
-"""Number of workers that are sampled at a time."""
 
 
 class LineProfiler:

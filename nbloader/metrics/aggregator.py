@@ -1,6 +1,6 @@
 """Aggregates events and gauges into frozen snapshots. Pure: no clock, no process and no I/O.
 
-One exception: the number of cores is read from the system.
+One exception: the number of cores is read from the system if it was not given.
 """
 
 from __future__ import annotations
@@ -109,17 +109,19 @@ class Aggregator:
     Args:
         judge: Function that determines the verdicts of a snapshot, such as `nbloader.diagnose.bottleneck.judge`; None
             for no verdicts.
+        cores: Number of CPU cores that workers may use, for the verdicts; None for the cores that this process may use.
         on_lifecycle: Function that is called with each event that is not a `BatchRecord`, on the publishing thread.
     """
 
     def __init__(
         self,
         judge: Judge | None = None,
+        cores: int | None = None,
         on_lifecycle: Callable[[LifecycleEvent], object] | None = None,
     ) -> None:
         self._on_lifecycle = on_lifecycle
         self._judge = judge or _no_verdict
-        self._cores: int | None = None  # determined by the first snapshot, since this reads files
+        self._cores = cores  # determined by the first snapshot, since this reads files
         # Reentrant: during an update, the garbage collector may end an abandoned iterator, which publishes an event.
         self._lock = threading.RLock()
         self._fresh: collections.deque[BatchRecord] = collections.deque()

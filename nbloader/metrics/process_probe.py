@@ -11,7 +11,7 @@ from nbloader._platform import CpuTimes, MemoryUse, cpu_times, memory_of
 from nbloader.events.gauges import Gauges, WorkerGauge
 
 AT_ONCE = 4
-"""Workers measured per snapshot, least recently measured first: each takes 0.1 ms."""
+"""Number of workers that are measured or sampled at a time, in turn: each takes 0.1 ms."""
 MEASURING_SHARE = 0.003
 """Share of a core spent on a measurement that takes long. For shared and private memory, the kernel walks all pages of
 a process, which takes 8 ms if it has imported torch."""

@@ -43,7 +43,7 @@ from nbloader.workers.messages import (
     WorkerInitialized,
     WorkerMessage,
 )
-from nbloader.workers.process_pool import ProcessSetup
+from nbloader.workers.process_pool import STATUS_TIMEOUT, ProcessSetup
 from nbloader.workers.ray_options import RayOptions
 from nbloader.workers.seeders import dump_seeders
 from nbloader.workers.spec import Parts, WorkerSpec
@@ -58,8 +58,6 @@ LONG_OPENING = 8.0
 """Seconds after which a notice in the cell says that a node has not started its actor."""
 MAX_PLACEMENTS = 5
 """Maximum number of nodes on which the pool tries to start a worker, if they are lost one after another."""
-CLOSE_TIMEOUT = 3.0
-"""Seconds beyond the grace period of `close` that a node gets to report that its workers have ended."""
 MAX_WINDOW = 1 << 30
 """Upper limit for the default of `RayOptions.window_bytes`."""
 WINDOW_PART = 4
@@ -344,7 +342,7 @@ class RayPool(WorkerPool):
             self._changed.notify()
             placed = {uid for link in self._links if link.state is LinkState.CLOSING for uid in link.handles}
         messages: list[WorkerMessage] = []
-        deadline = time.monotonic() + (grace + CLOSE_TIMEOUT if self._cluster.connected and self.usable else 0)
+        deadline = time.monotonic() + (grace + STATUS_TIMEOUT if self._cluster.connected and self.usable else 0)
         while placed & self._handles.keys() and (left := deadline - time.monotonic()) > 0:
             messages += self.poll(left)
         messages += self.poll(0)
