@@ -558,6 +558,37 @@ def test_of_several_jobs_in_flight_none_is_poisoned_before_it_is_alone():
     assert dispatcher.worker_gone(9, blame=True, suspects=tasks[1:2]).poisoned is tasks[1]
 
 
+class DiesOnce:
+    """Sample 0 ends the first worker while others wait. Then it returns how many samples of other batches run."""
+
+    def __init__(self, folder):
+        self._died = folder / "died"
+        self._running = set()
+
+    def __len__(self):
+        return 8
+
+    async def __getitem__(self, i):
+        self._running.add(i)
+        first = not self._died.exists()
+        if i == 0 and first:
+            while len(self._running) < len(self):  # noqa: ASYNC110 - a turn for each sample
+                await asyncio.sleep(0)
+            self._died.touch()
+            os._exit(1)
+        if first:
+            await asyncio.Event().wait()  # for the end of the process
+        for _ in range(100):  # turns of the event loop, in which other samples start if they may
+            await asyncio.sleep(0)
+        return len(self._running) - 2 if i == 0 else 0
+
+
+def test_a_batch_whose_worker_has_died_is_produced_alone(tmp_path):
+    with DataLoader(DiesOnce(tmp_path), batch_size=2, num_workers=1, concurrency=8) as loader:
+        assert flat(loader) == [0] * 8
+    assert (tmp_path / "died").exists()
+
+
 def test_all_jobs_of_a_closed_iteration_are_cancelled():
     dispatcher = Played(Window(Load(num_workers=1, prefetch_factor=3, concurrency=8)), cancels_begun=True)
     dispatcher.worker_ready(0)
