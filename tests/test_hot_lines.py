@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import _thread
 import json
+import os
+import signal
 import sys
 import threading
 import time
@@ -211,6 +214,28 @@ def test_a_signal_that_is_handled_late_counts_for_all_samples(monkeypatch):
     status.computing += 1
     sampler._count(sys._getframe())
     assert not sampler.take()
+
+
+@pytest.mark.unit
+@pytest.mark.skipif(SAMPLE_SIGNAL is None, reason="there are no real-time signals")
+def test_a_worker_that_cannot_start_a_thread_is_sampled_and_keeps_no_pipe_open(monkeypatch):
+    def no_more_threads(*_arguments):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(_thread, "start_new_thread", no_more_threads)
+    status = SharedStatus()
+    sampler = LineSampler(status, test_a_worker_that_cannot_start_a_thread_is_sampled_and_keeps_no_pipe_open.__code__)
+    usual, descriptors = signal.getsignal(SAMPLE_SIGNAL), os.listdir("/proc/self/fd")
+    sampler.install()
+    try:
+        status.computing, status.state = 1, WorkerState.FETCHING
+        signal.raise_signal(SAMPLE_SIGNAL)
+    finally:
+        signal.signal(SAMPLE_SIGNAL, usual)
+        woken = signal.set_wakeup_fd(-1)
+    assert [count.computing for count in sampler.take()] == [1]
+    assert woken == -1
+    assert os.listdir("/proc/self/fd") == descriptors
 
 
 @pytest.mark.unit

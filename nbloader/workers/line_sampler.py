@@ -89,16 +89,17 @@ class LineSampler:
 
     def _start_thread(self) -> None:
         """Start the thread that a signal wakes. This runs within a signal handler, so without locks of `threading`."""
-        with contextlib.suppress(OSError, RuntimeError):  # too many files or threads: the handler is enough
+        with contextlib.suppress(OSError, RuntimeError), contextlib.ExitStack() as undo:
+            # If there are too many files or threads, the handler is enough.
             reader, writer = os.pipe()
+            undo.callback(os.close, reader)
+            undo.callback(os.close, writer)
             os.set_blocking(writer, False)
             users = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-            if users < 0:
+            undo.callback(signal.set_wakeup_fd, users)
+            if users < 0:  # an event loop needs its own
                 _thread.start_new_thread(self._sample_at_once, (reader,))
-            else:  # an event loop needs its own
-                signal.set_wakeup_fd(users)
-                os.close(reader)
-                os.close(writer)
+                undo.pop_all()
 
     def _sample_at_once(self, reader: int) -> None:
         """Count stacks while the main thread does not hold the interpreter lock."""
