@@ -11,18 +11,20 @@ import pytest
 import nbloader
 from nbloader import DataLoader
 from nbloader.cache.hit_cost import hit_seconds
-from nbloader.diagnose.what_if import CostChange, Job, Settings, costs_of, predict, replay
+from nbloader.diagnose.what_if import CostChange, Job, Settings, costs_of, predict, replay, settings_of
 from nbloader.diagnose.without_line import LineTime, gain_without
 from nbloader.events import BatchRecord, NodeTransfer
 from nbloader.metrics.evidence import Evidence, MachineLoad, Place
 from nbloader.metrics.usage import Usage
+from nbloader.scheduler import prefetch
 
 MS = 1_000_000
 S = 1000 * MS
 
 
 def settings(workers: int, window: int | None = None, cores: float = 8, **more: Any) -> Settings:
-    return Settings(workers=workers, window=2 * workers if window is None else window, cores=cores, **more)
+    window = 2 * workers if window is None else window
+    return Settings(workers=workers, window=window, cores=cores, **({"blocked": 32 * window} | more))
 
 
 def per_batch(jobs: list[Job], now: Settings) -> float:
@@ -120,6 +122,22 @@ def test_batches_that_a_node_sends_together_share_the_time():
 def test_any_order_does_not_wait_for_a_slow_batch():
     jobs = [Job(1.0 if i % 10 == 5 else 0.1, 0, 0.02) for i in range(200)]
     assert per_batch(jobs, settings(2, window=2, in_order=False)) < 0.95 * per_batch(jobs, settings(2, window=2))
+
+
+def nothing_beyond(load: prefetch.Load) -> prefetch.Plan:
+    """Plan the usual window and, while a batch blocks others, nothing beyond it."""
+    plan = prefetch.by_time(load)
+    return plan._replace(credit=plan.size)
+
+
+@pytest.mark.unit
+def test_the_prefetch_policy_in_use_is_in_the_model(monkeypatch):
+    jobs = [Job(0.4 if i % 8 == 5 else 0.02, 0, 0.001) for i in range(200)]
+    load, e = prefetch.Load(num_workers=2, nbytes=1000), Evidence(workers=2, cores=2)
+    beyond = per_batch(jobs, settings_of(load, e, in_order=True))
+    large = per_batch(jobs, settings_of(load._replace(nbytes=prefetch.WINDOW_BYTES + 1), e, in_order=True))
+    monkeypatch.setattr(prefetch, "POLICY", nothing_beyond)
+    assert per_batch(jobs, settings_of(load, e, in_order=True)) == large > 1.3 * beyond
 
 
 def recorded(jobs: list[Job], now: Settings, *, stretched: float = 1) -> list[BatchRecord]:

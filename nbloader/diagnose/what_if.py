@@ -40,11 +40,12 @@ from nbloader.diagnose.without_line import LineTime, gain_without
 from nbloader.diagnose.work import CONTENDED, core_wait, split_work, taken_by_others
 from nbloader.metrics.evidence import MachineLoad
 from nbloader.metrics.stage_times import elapsed_ns, returned_at
-from nbloader.scheduler.prefetch import BLOCKED_TIMES
+from nbloader.scheduler import prefetch
 
 if TYPE_CHECKING:
     from nbloader.events import BatchRecord
     from nbloader.metrics.evidence import Evidence
+    from nbloader.scheduler.prefetch import Load
 
 REPLAYED = 400
 """Number of batches to replay, the newest ones."""
@@ -155,6 +156,8 @@ class Settings:
     workers: int
     """Number of workers; if 0, the loop itself produces batches."""
     window: int
+    blocked: int = 0
+    """Batches that may be outstanding beyond the window while one batch blocks those that have arrived after it."""
     cores: float
     """Cores that the workers on this machine and the loop can use."""
     in_order: bool = True
@@ -186,6 +189,27 @@ class Settings:
         """This machine, then the others."""
         here = self.workers - sum(machine.workers for machine in self.elsewhere)
         return [MachineLoad(here, self.cores), *self.elsewhere]
+
+
+def settings_of(load: Load, e: Evidence, *, in_order: bool) -> Settings:
+    """Return the settings of a loader, with the window that the prefetch policy in use plans.
+
+    Args:
+        load: What the policy plans from.
+        e: Evidence of an epoch.
+        in_order: Whether batches are delivered in order.
+    """
+    plan = prefetch.POLICY(load._replace(num_workers=max(1, load.num_workers)))
+    now = Settings(
+        workers=e.workers,
+        window=plan.size if load.num_workers else 0,
+        blocked=plan.credit - plan.size,
+        cores=e.cores,
+        in_order=in_order,
+        elsewhere=e.elsewhere,
+        nodes=e.nodes,
+    )
+    return now.with_workers(load.num_workers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -358,7 +382,7 @@ class _Loop:
             outstanding = self._next - self._taken
             delayed = self._step is None and bool(self._done)
             window = s.window or int(self._step is None)  # without one, a batch is requested when the loop waits
-            if outstanding >= window + (min(len(self._done), BLOCKED_TIMES * window) if delayed else 0):
+            if outstanding >= window + (min(len(self._done), s.blocked) if delayed else 0):
                 return
             at = max(range(len(self._free)), key=self._free_share) if len(self._free) > 1 else 0
             self._free[at] -= 1

@@ -13,7 +13,7 @@ from nbloader.cache.hit_cost import hit_seconds
 from nbloader.device.transfer import DeviceTransfer
 from nbloader.diagnose import outlook
 from nbloader.diagnose.bottleneck import judge
-from nbloader.diagnose.what_if import MIN_REPLAYED, REPLAYED, CostChange, Prediction, Settings, predict
+from nbloader.diagnose.what_if import MIN_REPLAYED, REPLAYED, CostChange, Prediction, Settings, predict, settings_of
 from nbloader.diagnose.without_line import LineTime
 from nbloader.engine.local_engine import AnyEngine
 from nbloader.events import (
@@ -37,6 +37,7 @@ from nbloader.metrics.rates import RATE_NS
 from nbloader.metrics.snapshot import ENDED, NO_VERDICT, Outlook, Point, Snapshot
 from nbloader.metrics.usage_probe import UsageProbe
 from nbloader.report.trace import Trace
+from nbloader.scheduler.prefetch import Load
 from nbloader.workers.registry import kind_class
 
 if TYPE_CHECKING:
@@ -54,18 +55,14 @@ DISTURBING = (WorkersResized, WorkerReady, LoaderResumed, DatasetReloaded)
 
 
 def _settings(arguments: dict[str, Any], e: Evidence) -> Settings:
-    workers, factor, window = arguments["num_workers"], arguments["prefetch_factor"], arguments["prefetch"]
-    if window is None:
-        window = workers * (DEFAULT_PREFETCH_FACTOR if factor is None else max(factor, 1))
-    now = Settings(
-        workers=e.workers,
-        window=window,
-        cores=e.cores,
-        in_order=arguments["in_order"],
-        elsewhere=e.elsewhere,
-        nodes=e.nodes,
+    factor = arguments["prefetch_factor"]
+    load = Load(
+        num_workers=arguments["num_workers"],
+        prefetch_factor=DEFAULT_PREFETCH_FACTOR if factor is None else max(factor, 1),
+        prefetch=arguments["prefetch"],
+        nbytes=int(e.nbytes),
     )
-    return now.with_workers(workers)
+    return settings_of(load, e, in_order=arguments["in_order"])
 
 
 class _Predicted(NamedTuple):
