@@ -25,8 +25,8 @@
 # make faults          measure how long recovery from each fault takes: the table in
 #                      docs/explanation/benchmarks.md
 # make bench-diagnosis how often the verdict is right (loaders with planted causes; ONLY=collate,lock SEEDS=3
-#                      SIZES=0.5,1,2), and how close predictions and the tuner come (ONLY=predictions, ONLY=tuner);
-#                      writes to build/planted
+#                      SIZES=0.5,1,2; LIVE=1 for a live view), and how close predictions and the tuner come
+#                      (ONLY=predictions, ONLY=tuner); writes to build/planted
 # make bench-remedies  slow loaders as found in forums: the cause, the line and the remedy that the screen names, and what
 #                      it gains; writes the table into docs/explanation/benchmarks.md (ONLY=json,lock selects loaders and
 #                      leaves the page alone)
@@ -174,7 +174,7 @@ faults: $(MADE)-test
 
 bench-diagnosis: $(MADE)-test
 ifeq ($(filter predictions tuner,$(ONLY)),)
-	$(PY) tests/planted.py $(if $(ONLY),--only '$(ONLY)') $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SIZES),--sizes $(SIZES))
+	$(PY) tests/planted.py $(if $(ONLY),--only '$(ONLY)') $(if $(SEEDS),--seeds $(SEEDS)) $(if $(SIZES),--sizes $(SIZES)) $(if $(LIVE),--live)
 endif
 ifneq ($(or $(filter predictions tuner,$(ONLY)),$(if $(ONLY),,all)),)
 	$(PY) tests/predictions.py $(if $(ONLY),--only '$(ONLY)')

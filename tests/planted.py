@@ -4,18 +4,21 @@
     make bench-diagnosis ONLY=collate,lock   those whose names begin so
     make bench-diagnosis SEEDS=3             each so many times
     make bench-diagnosis SIZES=0.5,1,2       each in so many sizes: batches of so many times the samples
+    make bench-diagnosis LIVE=1              what a live view says, five times a second, in the second half of an epoch
 
 Each workload is a real loader with real workers, whose dataset, sampler, collate function, worker or loop is made slow
 in one way, or in two. The truth is a set of causes: a verdict is right if its first cause is among them, and if a pair
-is planted, its second cause, too. Work of other programs on the machine is a cause of its own: where more than
-`FOREIGN` cores were used by others while a workload computed, "cores_taken" and "workers_compute_full" are right, too.
-The table is written to build/planted/table.md.
+is planted, its second cause, too. In a live view each look counts, at the verdict about the last seconds or, if the
+cause does not recur, about the epoch so far. Work of other programs on the machine is a cause of its own: where more
+than `FOREIGN` cores were used by others while a workload computed, "cores_taken" and "workers_compute_full" are right,
+too. The table is written to build/planted/table.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import dataclasses
 import fcntl
 import functools
@@ -23,6 +26,7 @@ import itertools
 import multiprocessing
 import os
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -238,6 +242,11 @@ class Planted:
     quick: bool = False
     """Whether it takes little time and no core: such ones are part of the tests."""
 
+    @property
+    def recurs(self) -> bool:
+        """Whether the last seconds have the cause, too, and not only the epoch."""
+        return not self.truth & {"startup", "stall"}
+
 
 def _p(name: str, truth: str, dataset: Any, *, second: str = "", step: Any = None, **more: Any) -> Planted:
     own = {key: more.pop(key) for key in ("computes", "burners", "quick") if key in more}
@@ -383,13 +392,41 @@ def _cpu_seconds() -> tuple[float, float]:
     return busy, own
 
 
+@contextlib.contextmanager
+def viewed(loader: Any, *, recurs: bool) -> Iterator[list[Any]]:
+    """Look at a loader five times a second, as the dashboard does, and collect verdicts from half of the epoch on."""
+    verdicts: list[Any] = []
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.wait(0.2):
+            stats = loader.stats()
+            if stats.state == "running" and 2 * stats.batches_done >= stats.batches_total:
+                verdicts.append(stats.now_verdict if recurs else stats.epoch_verdict)
+
+    viewer = threading.Thread(target=look)
+    viewer.start()
+    try:
+        yield verdicts
+    finally:
+        ended.set()
+        viewer.join()
+
+
 def run(workload: Planted, seed: int = 0, size: float = 1.0) -> Outcome:
-    """Iterate one epoch, close the loader, and ask it what limited the loop.
+    """Iterate one epoch, close the loader, and ask it what limited the loop. For the arguments, see `looks`."""
+    *_live, outcome = looks(workload, seed, size)
+    return outcome
+
+
+def looks(workload: Planted, seed: int = 0, size: float = 1.0, *, live: bool = False) -> list[Outcome]:
+    """Iterate one epoch, and return what a live view has said in its second half, and what is said after it.
 
     Args:
         workload: What is planted.
         seed: Of a shuffled order.
         size: Batches have so many times the samples, and the loop takes so many times as long for each.
+        live: Whether there is a live view.
     """
     arguments = workload.arguments | {"batch_size": max(1, round(size * workload.arguments["batch_size"]))}
     step = dataclasses.replace(workload.step, seconds=size * workload.step.seconds)
@@ -404,17 +441,18 @@ def run(workload: Planted, seed: int = 0, size: float = 1.0) -> Outcome:
             np.random.seed(seed)
             loader = nbloader.DataLoader(workload.dataset(Path(folder)), **arguments)
             (busy, own), began = _cpu_seconds(), time.monotonic()
-            for number, _batch in enumerate(loader):
-                step(number)
+            with viewed(loader, recurs=workload.recurs) if live else contextlib.nullcontext([]) as verdicts:
+                for number, _batch in enumerate(loader):
+                    step(number)
             (busy_after, own_after), took = _cpu_seconds(), time.monotonic() - began
             loader.close()
-            verdict = loader.stats().epoch_verdict
+            verdicts.append(loader.stats().epoch_verdict)
     finally:
         for burner in burners:
             burner.kill()
             burner.join()
     foreign = max(0.0, (busy_after - busy - (own_after - own)) / took)
-    return Outcome(workload, verdict.cause, verdict.also, verdict.sentence, foreign)
+    return [Outcome(workload, verdict.cause, verdict.also, verdict.sentence, foreign) for verdict in verdicts]
 
 
 def warm_up() -> None:
@@ -466,6 +504,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="names to begin with, separated by commas")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--sizes", default="1", help="times the usual samples of a batch: 0.5,1,2")
+    parser.add_argument("--live", action="store_true", help="what a live view says in the second half of an epoch")
     options = parser.parse_args()
     sizes = [float(size) for size in options.sizes.split(",")]
     begins = tuple(name.strip() for name in options.only.split(",")) if options.only else ("",)
@@ -475,12 +514,13 @@ def main() -> None:
     for workload in WORKLOADS:
         if workload.name.startswith(begins):
             for size, seed in itertools.product(sizes, range(options.seeds)):
-                outcome = run(workload, seed, size)
-                outcomes.append(outcome)
-                mark = "right" if outcome.right else "WRONG"
-                print(f"{mark}: {workload.name}, {size:g} x ({outcome.foreign:.1f} cores foreign): "
-                      f"{outcome.cause} {outcome.also}\n"
-                      f"    {outcome.sentence}", flush=True)  # fmt: skip
+                *during, after = looks(workload, seed, size, live=options.live)
+                outcomes += during if options.live else [after]
+                for outcome in {(one.cause, one.also): one for one in (*during, after)}.values():
+                    mark = "right" if outcome.right else "WRONG"
+                    print(f"{mark}: {workload.name}, {size:g} x ({outcome.foreign:.1f} cores foreign): "
+                          f"{outcome.cause} {outcome.also}\n"
+                          f"    {outcome.sentence}", flush=True)  # fmt: skip
     text = table(outcomes, load)
     TABLE.parent.mkdir(parents=True, exist_ok=True)
     TABLE.write_text(text)
