@@ -15,6 +15,7 @@ import sys
 import tarfile
 import textwrap
 import threading
+import time
 import types
 
 import numpy as np
@@ -928,6 +929,18 @@ def test_a_collate_function_is_tried_on_whole_batches():
     assert found[0].samples % 20 == 0
     assert found[0].gain > 2
     assert found[0].difference.equal
+
+
+def collate_slowly(rows):
+    time.sleep(0.1)
+    return torch.stack(rows)
+
+
+def test_what_a_batch_costs_is_divided_among_its_samples(archive):
+    with nbloader.DataLoader(archive, batch_size=16, num_workers=1, collate_fn=collate_slowly) as loader:
+        found = profiled(loader).remedies(samples=10)
+    assert found[0].name == "read-each-time"
+    assert 0.1 / 16 <= found[0].after.seconds < 0.1 / 6
 
 
 def test_a_dataset_with_few_samples_is_tried_on_what_it_has(archive):

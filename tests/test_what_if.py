@@ -11,7 +11,7 @@ import pytest
 import nbloader
 from nbloader import DataLoader
 from nbloader.cache.hit_cost import hit_seconds
-from nbloader.diagnose.what_if import CostChange, Job, Settings, costs_of, predict, replay, settings_of
+from nbloader.diagnose.what_if import CostChange, Job, Prediction, Settings, costs_of, predict, replay, settings_of
 from nbloader.diagnose.without_line import LineTime, gain_without
 from nbloader.events import BatchRecord, NodeTransfer
 from nbloader.metrics.evidence import Evidence, MachineLoad, Place
@@ -122,6 +122,24 @@ def test_batches_that_a_node_sends_together_share_the_time():
 def test_any_order_does_not_wait_for_a_slow_batch():
     jobs = [Job(1.0 if i % 10 == 5 else 0.1, 0, 0.02) for i in range(200)]
     assert per_batch(jobs, settings(2, window=2, in_order=False)) < 0.95 * per_batch(jobs, settings(2, window=2))
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    ("speedup", "low", "gain", "rate"),
+    [
+        (9.9, 9.0, "9.90 x as fast (9.00 to 11.00)", "49.5 batches/s"),
+        (58.8, 52.1, "over 10 x as fast", "over 50.0 batches/s"),
+        (12.4, 9.1, "over 9 x as fast", "over 45.0 batches/s"),
+        (12.4, 0.3, "over 1 x as fast", "over 5.00 batches/s"),
+    ],
+)
+def test_a_large_gain_is_said_without_the_precision_that_it_lacks(speedup: float, low: float, gain: str, rate: str):
+    found = Prediction(change="x", measured=5.0, speedup=speedup, low=low, high=11.0 if speedup < 10 else 80.0)
+    assert found.gain(" as fast") == gain
+    assert f", {rate} instead of 5" in str(found)
+    assert gain.partition(" x")[0] in repr(found)
+    assert found.speedup == speedup
 
 
 def nothing_beyond(load: prefetch.Load) -> prefetch.Plan:

@@ -64,6 +64,9 @@ the interval by more than its square."""
 HIT_TIMES = 0.8, 1.25
 """Range of the cost of a cache hit, as multiples of the measured cost, which varies with the arguments and with other
 programs."""
+OVER = 10
+"""A larger speedup is given as "over 10 x". It depends on the little time that would be left, such as for handing over
+a batch, and this takes longer in a slow loop, where each batch finds cold caches."""
 COLUMNS = ("", "batches/s", "gain")
 """Headings of the table of a prediction."""
 
@@ -239,16 +242,42 @@ class Prediction:
         """Predicted rate; None if there is no prediction."""
         return None if self.speedup is None else self.speedup * self.measured * self.batches
 
+    def gain(self, unit: str = "", *, interval: bool = True) -> str:
+        """The speedup as text, such as "1.88 x as fast (1.70 to 2.00)"; "" if there is no prediction.
+
+        Args:
+            unit: What follows the number, such as " as fast".
+            interval: Whether to add the interval.
+        """
+        if self.speedup is None:
+            return ""
+        if self._at_least:
+            return f"over {self._at_least} x{unit}"
+        return f"{self.speedup:.2f} x{unit}" + (f" ({self.low:.2f} to {self.high:.2f})" if interval else "")
+
+    @property
+    def _at_least(self) -> int:
+        """What is said of a speedup above `OVER`: this, or the lower end of its interval; 0 for another speedup."""
+        return max(1, min(OVER, math.floor(self.low))) if (self.speedup or 0.0) > OVER else 0
+
+    @property
+    def _unit(self) -> str:
+        return " as many samples/s" if self.batches != 1 else ""
+
+    def _rate(self, *, interval: bool) -> str:
+        """The predicted rate as text, as precise as `gain`."""
+        gains = (self.speedup or 0.0, self.low, self.high, self._at_least)
+        rate, low, high, least = (number(gain * self.measured * self.batches) for gain in gains)
+        if self._at_least:
+            return f"over {least}"
+        return f"{rate} ({low} to {high})" if interval else rate
+
     def _rows(self) -> list[tuple[str, str, str]]:
         """The rows of the table: now, and with the change."""
-        rate = self.batches_per_second
         now = "not measured" if not self.measured else number(self.measured)
-        if self.speedup is None or rate is None:
+        if self.speedup is None:
             return [("now", now, ""), (self.change, f"cannot tell: {self.reason}", "")]
-        samples = " as many samples/s" if self.batches != 1 else ""
-        low, high = (number(end * self.measured * self.batches) for end in (self.low, self.high))
-        gain = f"{self.speedup:.2f} x{samples} ({self.low:.2f} to {self.high:.2f})"
-        return [("now", now, ""), (self.change, f"{number(rate)} ({low} to {high})", gain)]
+        return [("now", now, ""), (self.change, self._rate(interval=True), self.gain(self._unit))]
 
     def __repr__(self) -> str:
         """A table: the rate now, the predicted rate with its interval, and the gain."""
@@ -262,14 +291,10 @@ class Prediction:
 
     def __str__(self) -> str:
         """The prediction in one line."""
-        rate = self.batches_per_second
-        if self.speedup is None or rate is None:
+        if self.speedup is None:
             return f"{self.change}: cannot tell, {self.reason}"
-        samples = " as many samples/s" if self.batches != 1 else ""
-        return (
-            f"{self.change}: {self.speedup:.2f} x{samples} ({self.low:.2f} to {self.high:.2f}), "
-            f"{number(rate)} batches/s instead of {number(self.measured)}"
-        )
+        instead = f"{self._rate(interval=False)} batches/s instead of {number(self.measured)}"
+        return f"{self.change}: {self.gain(self._unit)}, {instead}"
 
 
 def costs_of(records: Sequence[BatchRecord], e: Evidence) -> list[Cost]:

@@ -26,8 +26,9 @@ MIN_SHARE = 0.05
 """Lines with a smaller share of the workers' time are not looked at."""
 LINES = 5
 """Maximum number of lines that are looked at."""
-GROUP = 5
-"""Number of samples that are measured together."""
+GROUP = 32
+"""Maximum number of samples that are measured together. They are a batch, if it is not larger, so that what a batch
+costs is divided among as many samples as in the loop."""
 PRECISION = 0.1
 """Relative error of what a sample takes with the rewritten code, as a trial measures it."""
 TRIAL_TIMEOUT = 60.0
@@ -271,15 +272,14 @@ def _tried(found: _Found, samples: Samples, run: Run) -> RemedyResult:
 
 
 def _groups(line: HotLine, samples: Samples) -> list[Sequence[Any]]:
-    """Return the indices that are measured together: a few, or a whole batch for a line that collates.
+    """Return the indices that are measured together: a batch, or `GROUP` of a larger one unless the line collates.
 
     The first group is for what is done once per process. If there is only one, because the dataset has few samples, it
     serves for both.
     """
     if samples.iterable:
         return [samples.indices, samples.indices]
-    collates = samples.batch_size > GROUP and locate(line, [samples.dataset]) is None
-    whole = collates or hasattr(samples.dataset, "__getitems__")
+    whole = locate(line, [samples.dataset]) is None or hasattr(samples.dataset, "__getitems__")
     size = samples.batch_size if whole else min(GROUP, samples.batch_size)
     indices = samples.indices
     groups = [indices[start : start + size] for start in range(0, len(indices), size)]
@@ -302,7 +302,7 @@ def indices_of(dataset: Any, sampler: Any, count: int, batch_size: int) -> list[
             per process.
         batch_size: Number of samples in a batch.
     """
-    count = count and max(count + GROUP, 3 * batch_size)
+    count = count and max(count + min(GROUP, batch_size), 3 * batch_size)
     try:
         length = len(dataset)
         drawn = random.Random(0).sample(range(length), min(count, length))  # noqa: S311 - not the global generator

@@ -113,9 +113,8 @@ class RemedyResult:
         text = f"Tried on {plural(self.samples, 'sample')}: {self._times()}; the samples are {same}."
         if self.proposal.loop:
             text += f" The loop takes {duration(self.loop)} more per sample on the CPU, less on a GPU."
-        if self._speedup is not None and self.prediction is not None:
-            p = self.prediction
-            text += f" The loop would be {p.speedup:.2f} x as fast ({p.low:.2f} to {p.high:.2f})."
+        if self.prediction is not None and self._speedup is not None:
+            text += f" The loop would be {self.prediction.gain(' as fast')}."
         elif self.prediction is not None:
             text += f" There is no prediction for the loop: {self.prediction.reason}."
         return text
@@ -124,7 +123,7 @@ class RemedyResult:
         """Return what a sample takes now and instead, the gain, the difference and the loop's gain; () if not tried."""
         if not self.samples:
             return ()
-        loop = "" if self._speedup is None else f"{self._speedup:.2f} x"
+        loop = "" if self.prediction is None else self.prediction.gain(interval=False)
         if self.proposal.saves == "lock":
             return f"{percent(self.locked)} waiting for it", "", "", str(self.difference), loop
         threads = self.proposal.saves == "threads"

@@ -46,6 +46,7 @@ import torch
 from PIL import Image
 
 import nbloader
+from nbloader.diagnose.what_if import OVER
 from nbloader.remedies.results import RemedyResult
 from nbloader.remedies.site import locate
 from nbloader.remedies.trial import code_of
@@ -66,7 +67,7 @@ EPOCHS = 60
 WORKERS = 2
 GAINED = 1.5
 CLOSE = 0.15
-"""A prediction is right if the measured gain differs from it by at most this part."""
+"""A prediction up to `OVER` is right if the measured gain differs from it by at most this part."""
 
 
 class Repeated:
@@ -686,7 +687,9 @@ def table(rows: list[Row], others: float) -> str:
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     gained = sum(row.measured is not None and row.measured >= GAINED for row in rows)
     both = [row for row in rows if row.predicted and row.measured]
-    close = sum(abs(row.measured / row.predicted - 1) <= CLOSE for row in both)
+    small = [row for row in both if row.predicted <= OVER]
+    close = sum(abs(row.measured / row.predicted - 1) <= CLOSE for row in small)
+    over = sum(row.measured > OVER for row in both if row.predicted > OVER)
     right = sum(row.line_is_right for row in rows)
     when = datetime.now(timezone.utc).strftime("%Y-%m-%d")
     differences = [
@@ -694,7 +697,9 @@ def table(rows: list[Row], others: float) -> str:
     ]
     summary = (
         f"The right line stands first in {right} of {len(rows)}. The loop is at least {GAINED} times as fast in "
-        f"{gained} of {len(rows)}. {close} of {len(both)} predictions are within {CLOSE:.0%} of what was measured."
+        f"{gained} of {len(rows)}. Of the predictions up to {OVER}x, {close} of {len(small)} are within {CLOSE:.0%} "
+        f'of what was measured. The screen shows larger ones as "over {OVER}x". That was right in {over} of '
+        f"{len(both) - len(small)}."
     )
     python, version = ".".join(map(str, sys.version_info[:2])), torch.__version__.partition("+")[0]
     how = (
