@@ -294,7 +294,7 @@ def workloads(pace: float = 1.0) -> tuple[Planted, ...]:
         _p("slow samples, every 40th", "slow_samples", Samples(800, SlowWhere(lambda i: i % 40 == 7, 0.15))),
         _p("slow samples, a range", "slow_samples", Samples(960, SlowWhere(lambda i: 300 <= i < 340, 0.08)),
            num_workers=3, shuffle=True),
-        _p("one stall", "stall", Samples(560, SlowWhere(lambda i: i == 444, 1.5 * pace, 0.001 * pace)),
+        _p("one stall", "stall", Samples(560, SlowWhere(lambda i: i == 222, 1.5 * pace, 0.001 * pace)),
            step=Sleeping(0.012 * pace), quick=True),
         _p("a hang, restarted", "stall", lambda folder: Samples(640, HangsOnce(str(folder / "flag"))),
            step=Sleeping(0.02), timeout=1.5, on_timeout="restart"),
@@ -331,7 +331,7 @@ def workloads(pace: float = 1.0) -> tuple[Planted, ...]:
            sampler=SlowSampler(480, 0.002)),
         _p("slow samples and collate", "slow_samples", Samples(960, SlowWhere(lambda i: i % 40 == 7, 0.1, 0.0005)),
            second="collate", collate_fn=functools.partial(collate_after, Sleeping(0.05))),
-        _p("stall and waiting", "stall", Samples(800, SlowWhere(lambda i: i == 444, 1.5, 0.002)),
+        _p("stall and waiting", "stall", Samples(800, SlowWhere(lambda i: i == 222, 1.5, 0.002)),
            second="workers_wait"),
     )  # fmt: skip
 

@@ -1229,6 +1229,29 @@ def test_the_start_of_workers_counts_for_the_epoch_that_waited_for_it():
     assert "to start" not in s.epoch_verdict.sentence, "these workers ran already"
 
 
+def test_the_last_seconds_of_a_loader_that_keeps_up_may_contain_the_first_batches_of_its_workers():
+    stats = new_stats()
+    now = loop(stats, 40, cycle=lambda i: {"worker": i % 4, "wait": 100 * MS if i < 4 else 0, "step": 40 * MS})
+    s = stats.snapshot(gauges(now, *map(gauge, range(4))))
+    assert s.wait_share == pytest.approx(0.3 / 1.86, abs=0.01)
+    assert (s.now_verdict.cause, s.now_verdict.also) == ("consumer", "startup")
+    assert "start-up, 100 ms until the first batch" in s.verdict
+
+
+def test_an_epoch_that_was_looked_at_before_its_first_batch_has_a_verdict_right_after_it():
+    stats = new_stats()
+    stats.update(EpochStarted(START, 0, 100, 1))
+    early = stats.snapshot(gauges(START + 2 * S, gauge(), waiting_since=START, waiting_for=0))
+    assert early.epoch_verdict.cause == "unknown"
+    now = START
+    for index in range(20):
+        batch = record(now, index=index, wait=5 * MS if index else 2050 * MS)
+        stats.update(batch)
+        now = batch.returned
+    assert now < START + 3 * S
+    assert stats.snapshot(gauges(now, gauge())).epoch_verdict.cause == "startup"
+
+
 def test_nothing_is_compared_with_a_usual_batch_before_one_is_known():
     stats = new_stats()
     stats.update(EpochStarted(START, 0, 10, 2))

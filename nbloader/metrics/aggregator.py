@@ -614,6 +614,11 @@ class Aggregator:
     def _span(self, g: Gauges, rates: Rates, usage: Usage | None, *, live: bool) -> SpanOptions:
         """Return the options for measuring the last seconds."""
         alive = [w for w in g.workers if w.state not in ("dead", "starting")] if live else []
+        # The rates begin after the first batch of the epoch. The first ones of other workers may be among them.
+        others = self._sample.opening[1 : len(alive)] if rates.records else []
+        opening = [r for r in others if r.requested >= rates.records[0].requested]
+        late = 2 * (median([r.waited for r in rates.records]) or 0) if opening else 0
+        opening = [r for r in opening if r.waited > late]
         return SpanOptions(
             span="now",
             seconds=rates.seconds,
@@ -624,6 +629,8 @@ class Aggregator:
             place=self._where(g),
             cores=self.cores,
             window=g.window,
+            opening=opening,
+            startup=self._first_batch(g) if opening else None,
             waiting=waiting(g, self._pauses, g.now) if live else 0,
             waiting_for=g.waiting_for,
             mean_workers=self._mean_workers(g.now - round(rates.seconds * 1e9), g.now) if live else None,
@@ -674,7 +681,8 @@ class Aggregator:
             device=g.device,
         )
         evidence = measure(sample.records, options)
-        self._measured, self._final = (g.now, evidence), not live
+        if sample.records or not live:  # without a batch, it has no parts that could be continued
+            self._measured, self._final = (g.now, evidence), not live
         return evidence
 
     def _mean_workers(self, begin: int, end: int) -> float | None:
