@@ -331,7 +331,7 @@ def workloads(pace: float = 1.0) -> tuple[Planted, ...]:
            sampler=SlowSampler(480, 0.002)),
         _p("slow samples and collate", "slow_samples", Samples(960, SlowWhere(lambda i: i % 40 == 7, 0.1, 0.0005)),
            second="collate", collate_fn=functools.partial(collate_after, Sleeping(0.05))),
-        _p("stall and waiting", "stall", Samples(800, SlowWhere(lambda i: i == 222, 1.5, 0.002)),
+        _p("stall and waiting", "stall", Samples(800, SlowWhere(lambda i: i == 444, 1.5, 0.002)),
            second="workers_wait"),
     )  # fmt: skip
 
