@@ -1,4 +1,4 @@
-"""What a remedy is: it recognizes a slow line, says why it is slow, and writes the function anew."""
+"""What a remedy is: it recognizes a slow line, says why it is slow, and writes a faster version of the function."""
 
 from __future__ import annotations
 

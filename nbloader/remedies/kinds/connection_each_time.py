@@ -34,7 +34,7 @@ class ConnectionEachTime:
         helper = HELPER.format(imports=f"{imports}\n" if imports else "", tools=tools.name, requests=requests.name)
         return [
             Proposal(
-                why="Each sample connects to the server anew.",
+                why="Each sample opens a new connection to the server.",
                 instead=(
                     "Keep the connection open in each worker. While a sample waits for the server, others can: use more"
                     " workers, or an asynchronous dataset."

@@ -19,7 +19,7 @@ class JsonText:
         edits += [Edit(call, f"orjson.loads({site.text(call.args[0])}.read())") for call in site.calls("json.load")]
         if not edits:
             return []
-        why = "The JSON text is parsed anew for each sample, by the parser of the standard library."
+        why = "Each sample is parsed as JSON text, by the parser of the standard library."
         instead = (
             "Parse it with orjson. If samples are mostly numbers, store them as arrays once (numpy.save, Parquet): "
             "reading those takes no parsing."

@@ -12,7 +12,7 @@ LISTINGS = ("os.listdir", "glob.glob")
 ITERATORS = ("os.scandir", "os.walk", "glob.iglob")
 METHODS = ("iterdir", "glob", "rglob")
 """Methods of `pathlib.Path`."""
-WHY = "The folder is listed anew for each sample, and its files are the same each time."
+WHY = "The folder is listed again for each sample, and its files are the same each time."
 INSTEAD = "List it once, in __init__ or as below, and keep the list."
 SHORT = "List the files once, in __init__"
 

@@ -21,7 +21,7 @@ class NpzArchive:
             Proposal(
                 why="A .npz file is a zip archive, which is opened and unpacked for each sample.",
                 instead="Write each array with numpy.save once, and load the .npy file.",
-                untried="the files must be written anew",
+                untried="the files must be written again",
                 short="Store arrays with numpy.save, not as .npz",
             )
         ]

@@ -34,7 +34,7 @@ class ReadEachTime:
             calls = site.calls(reader)
             found = keep_results(
                 site, calls,
-                why="The file is read and decoded anew for each sample.",
+                why="The file is read and decoded again for each sample.",
                 instead=(
                     "If several samples come from one file, read it once per worker. If each sample has a file of its "
                     "own, store it without compression: numpy.save instead of savez_compressed, Parquet instead of CSV."

@@ -11,7 +11,7 @@ FUNCTIONS = ("sub", "subn", "match", "fullmatch", "search", "findall", "finditer
 
 
 class RegularExpressions:
-    """`re.sub(pattern, ...)`: the module keeps 512 patterns, and looks each one up anew."""
+    """`re.sub(pattern, ...)`: the module keeps 512 patterns, and looks each one up again."""
 
     name = "regular-expressions"
 
@@ -29,7 +29,7 @@ class RegularExpressions:
         helper = f"{imports}\n\ncompiled = {tools.name}.lru_cache(maxsize=None)({re.name}.compile)\n".lstrip()
         return [
             Proposal(
-                why="The pattern is looked up or compiled anew in each call: re keeps 512 patterns.",
+                why="Each call looks up or compiles the pattern: re keeps 512 patterns.",
                 instead="Compile it once, as a global variable or as below. Several patterns can be one: a|b|c.",
                 code=site.rewritten(*edits),
                 helper=helper,

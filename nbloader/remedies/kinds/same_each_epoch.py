@@ -41,7 +41,7 @@ class SameEachEpoch:
         imports = f"{module.helper}\n\n" if module.helper else ""
         function = f"def same_each_epoch({', '.join(names)}):\n    return {ast.unparse(body)}\n"
         code = site.rewritten(Edit(value, f"same_each_epoch({', '.join(names.values())})"))
-        why = "This part of the sample is the same in each epoch, and is computed anew in each."
+        why = "This part of the sample is the same in each epoch, but it is computed every time."
         instead = (
             f"Keep its results in memory that all workers share. All samples together take about {megabytes(needed)}; "
             "with nbloader.configure_cache(directory=...), they are kept on the disk, too."
