@@ -96,9 +96,8 @@ class LineProfiler:
     def awaited(self) -> None:
         """Register that the loop waits for a batch at this moment. Called at most once per `wait_hooks.INTERVAL`."""
         self._awaited = time.monotonic()
-        if (
-            self.on is None and self._open and self._awaited - self._began > wait_hooks.INTERVAL
-        ):  # workers of a shorter one just start
+        just_begun = self._awaited - self._began <= wait_hooks.INTERVAL  # its workers start
+        if self.on is None and self._open and not just_begun:
             with self._lock:
                 if self._open:
                     self._start()
