@@ -15,6 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from nbloader._util.format import clean
 from nbloader.explorer.arrangement import Arrangement
 from nbloader.explorer.describer import describe
 from nbloader.explorer.embedding import Embedding
@@ -269,6 +270,9 @@ def test_whole_numbers_get_the_names_of_classes_unless_one_is_no_class():
     numbers = OwnColumn.of("target size", [1, 0, 17], 3, ["cat", "dog"])
     assert [numbers.at(index) for index in range(3)] == [1, 0, 17]
     assert [OwnColumn.of("right", [True, None, False], 3).at(index) for index in range(3)] == ["True", None, "False"]
+    missing = OwnColumn.of("word", ["x", math.nan, "y"], 3)  # as pandas.Series(["x", None, "y"]) has it
+    assert [missing.at(index) for index in range(3)] == ["x", None, "y"]
+    assert OwnColumn.of("word", ["a\n", "a\t", True, "True"], 4).texts == (clean("a\n"), "True")
     with pytest.raises(ValueError, match="both numbers and strings"):
         OwnColumn.of("loss", [1, "a", 2], 3)
 

@@ -1236,6 +1236,8 @@ def test_the_last_seconds_of_a_loader_that_keeps_up_may_contain_the_first_batche
     assert s.wait_share == pytest.approx(0.3 / 1.86, abs=0.01)
     assert (s.now_verdict.cause, s.now_verdict.also) == ("consumer", "startup")
     assert "start-up, 100 ms until the first batch" in s.verdict
+    stats.update(EpochEnded(now, 0, 40, "exhausted"))
+    assert stats.snapshot(gauges(now, *map(gauge, range(4)))).now_verdict.cause == "consumer"
 
 
 def test_an_epoch_that_was_looked_at_before_its_first_batch_has_a_verdict_right_after_it():

@@ -357,6 +357,11 @@ def test_a_copy_has_the_same_checksum(batch):
     assert checksum(pickle.loads(pickle.dumps(batch))) == checksum(batch)
 
 
+def test_the_content_of_the_samples_counts_if_a_batch_is_a_long_list():
+    first, second = ([{"image": np.full(9, i + add), "label": i} for i in range(400)] for add in (0, 1))
+    assert checksum(first) != checksum(second)
+
+
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=3), st.integers(0), st.booleans())
 @settings(max_examples=100, deadline=None)
 def test_other_values_have_another_checksum(shape, seed, as_tensor):

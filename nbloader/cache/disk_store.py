@@ -35,11 +35,13 @@ _MAGIC = b"nblcache"
 _TEMPORARY = ".tmp"
 ABANDONED = 3600
 """Seconds after which a temporary file is assumed to be left over from a process that died."""
-KEPT = 7 * 86_400
-"""Seconds without use after which an entry begins to lose its worth."""
+DAY = 86_400
+KEPT_DAYS = 7.0
+"""Days without use after which an entry begins to lose its worth."""
 FREED = 0.1
-"""Fraction of the limit that is freed when the limit is reached, because finding the least useful files is slow. A
-process checks the size of the folder again after it has written as much."""
+"""Fraction of the limit that is freed when the limit is reached, because finding the least useful files is slow."""
+SCAN_EVERY = 0.05
+"""Fraction of the limit that a process writes before it checks the size of the folder again."""
 
 
 class DamagedError(Exception):
@@ -126,7 +128,7 @@ class DiskStore:
             raise
         self._written += len(header) + entry.nbytes
         self.nbytes += len(header) + entry.nbytes
-        if self._written >= FREED * self.limit or self.nbytes > self.limit:
+        if self._written >= SCAN_EVERY * self.limit or self.nbytes > self.limit:
             self.tidy()
 
     def tidy(self) -> None:
@@ -141,8 +143,8 @@ class DiskStore:
         if total > self.limit:
             costs = np.array([_cost(file.path) for file in files], np.float64)
             nbytes = np.array([file.nbytes for file in files], np.int64)
-            ages = np.array([max(0.0, now - file.used) for file in files])
-            for number in np.argsort(worth(costs, nbytes, ages, KEPT), kind="stable"):
+            days = np.array([max(0.0, now - file.used) / DAY for file in files])
+            for number in np.argsort(worth(costs, nbytes, days, KEPT_DAYS), kind="stable"):
                 if total <= self.limit * (1 - FREED):
                     break
                 total -= files[number].nbytes

@@ -48,7 +48,7 @@ WAYS = 16
 """Slots per bucket. An entry can only be in the bucket that its key selects."""
 BYTES_PER_SLOT = 16 * 1024
 """Memory limit per slot. If entries are larger on average, the memory limit is reached before the slots run out."""
-MIN_SLOTS = 1 << 12
+MIN_SLOTS, MAX_SLOTS = 1 << 12, 1 << 22
 CHECK_EVERY = 32 << 20
 """Bytes that a process writes before it checks the available memory again."""
 RESERVE = 256 << 20
@@ -57,6 +57,8 @@ SPARE = 128
 """A search for memory frees at most 1/`SPARE` of the limit beyond what is needed."""
 SEARCH_EVERY = 32
 """After a failed search for a new entry, number of entries of no higher worth that are rejected without a search."""
+MAX_REUSES = 1 << 16
+"""Maximum number of uses, per process, over which the distance between two uses of an entry is averaged."""
 
 # Words of the header.
 _SLOTS, _LIMIT, _USED, _ENTRIES, _END, _WRITERS, _EVICTIONS, _CONFIG = range(8)
@@ -128,7 +130,7 @@ class MemoryStore:
         Raises:
             OSError: There are too many open files, or the system does not support such files and locks.
         """
-        slots = WAYS * (max(MIN_SLOTS, limit // BYTES_PER_SLOT) // WAYS)
+        slots = WAYS * (min(max(MIN_SLOTS, limit // BYTES_PER_SLOT), MAX_SLOTS) // WAYS)
         files: list[int] = []
         try:
             new_file(files)
@@ -213,8 +215,12 @@ class MemoryStore:
         self._words[word] = now
         if distance > 0:
             with self._counting:
-                self._words[self._own_counter(_REUSE_SUM)] += distance
-                self._words[self._own_counter(_REUSES)] += 1
+                distances, uses = self._own_counter(_REUSE_SUM), self._own_counter(_REUSES)
+                self._words[distances] += distance
+                self._words[uses] += 1
+                if self._words[uses] > MAX_REUSES:
+                    self._words[distances] //= 2
+                    self._words[uses] //= 2
 
     # ---- counters ---------------------------------------------------------------------------------------------------
 

@@ -131,7 +131,8 @@ def _change(what: str, suggestion: Suggestion, prediction: Prediction) -> Change
     if speedup >= WORTH:
         digits = 2 if speedup < PRECISE else 1
         interval = f"{prediction.low:.{digits}f} to {prediction.high:.{digits}f}"
-        gain = f"{speedup:.{digits}f} x ({interval})" if prediction.low > 1.0 else f"unclear ({interval} x)"
+        exact = prediction.gain() if prediction.at_least else f"{speedup:.{digits}f} x ({interval})"
+        gain = exact if prediction.low > 1.0 else f"unclear ({interval} x)"
     else:
         gain = "nothing" if speedup > 1 / WORTH else "slower"
     return Change(speedup, f"{what}: {gain}", suggestion, prediction.low)

@@ -251,14 +251,14 @@ class Prediction:
         """
         if self.speedup is None:
             return ""
-        if self._at_least:
-            return f"over {self._at_least} x{unit}"
+        if self.at_least:
+            return f"over {self.at_least} x{unit}"
         return f"{self.speedup:.2f} x{unit}" + (f" ({self.low:.2f} to {self.high:.2f})" if interval else "")
 
     @property
-    def _at_least(self) -> int:
-        """What is said of a speedup above `OVER`: this, or the lower end of its interval; 0 for another speedup."""
-        return max(1, min(OVER, math.floor(self.low))) if (self.speedup or 0.0) > OVER else 0
+    def at_least(self) -> int:
+        """For a speedup above `OVER`: this, or the lower end of its interval. 0 if the speedup itself is said."""
+        return min(OVER, math.floor(self.low)) if (self.speedup or 0.0) > OVER and self.low >= 1 else 0
 
     @property
     def _unit(self) -> str:
@@ -266,9 +266,9 @@ class Prediction:
 
     def _rate(self, *, interval: bool) -> str:
         """The predicted rate as text, as precise as `gain`."""
-        gains = (self.speedup or 0.0, self.low, self.high, self._at_least)
+        gains = (self.speedup or 0.0, self.low, self.high, self.at_least)
         rate, low, high, least = (number(gain * self.measured * self.batches) for gain in gains)
-        if self._at_least:
+        if self.at_least:
             return f"over {least}"
         return f"{rate} ({low} to {high})" if interval else rate
 

@@ -51,16 +51,17 @@ class Arrangement(NamedTuple):
         Raises:
             KeyError: A column does not exist, or cannot be used so.
         """
-        indices, groups = table.filtered(self.filters), list[Group]()
-        if self.words.strip():
-            indices = np.intersect1d(indices, table.search(self.words), assume_unique=True)
-        if self.sort:
-            indices = table.sorted_by(self.sort, indices, descending=self.descending)
-        if self.group:
-            groups = table.groups(self.group, self.filters, self.each, indices)
-            indices = np.array([index for group in groups for index in group.indices], np.int64)
-        noted = indices[:MAX_NOTES].tolist() if self.words.strip() else []
-        return Listed(indices, {index: table.excerpt(index, self.words) for index in noted}, groups)
+        with table.lock:
+            indices, groups = table.filtered(self.filters), list[Group]()
+            if self.words.strip():
+                indices = np.intersect1d(indices, table.search(self.words), assume_unique=True)
+            if self.sort:
+                indices = table.sorted_by(self.sort, indices, descending=self.descending)
+            if self.group:
+                groups = table.groups(self.group, self.filters, self.each, indices)
+                indices = np.array([index for group in groups for index in group.indices], np.int64)
+            noted = indices[:MAX_NOTES].tolist() if self.words.strip() else []
+            return Listed(indices, {index: table.excerpt(index, self.words) for index in noted}, groups)
 
     def code(self) -> list[str]:
         """Return the statements that arrange the samples in the same way in Python; none if all are listed."""

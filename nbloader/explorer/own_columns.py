@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -77,6 +77,9 @@ def _coded(
     if not types <= {float, int, str, bool, type(None)}:
         given = [_cell(name, value) for value in given]
         types = set(map(type, given))
+    if float in types and types & {str, bool}:  # pandas has NaN in place of a missing string, too
+        given = [None if type(value) is float and not math.isfinite(value) else value for value in given]
+        types = set(map(type, given))
     if names is not None and int in types and types <= {int, type(None)}:
         named = {number: _class_name(number, names) for number in set(given)}
         if None not in [text for number, text in named.items() if number is not None]:
@@ -87,10 +90,23 @@ def _coded(
         return (whole if whole.dtype.kind in "iu" else np.array(given, np.float64)), None  # None becomes NaN
     if types & {float, int}:
         raise ValueError(f"column {name!r} has both numbers and strings")
-    codes_of: dict[Any, int] = {None: -1}
-    codes = np.array([codes_of.setdefault(value, len(codes_of) - 1) for value in given], np.int64)
-    known = set(names or ())  # names of classes stay as the samples have them
-    return codes, tuple(text if text in known else clean(str(text), MAX_TEXT) for text in list(codes_of)[1:])
+    return _positions(given, set(names or ()))
+
+
+def _positions(given: Iterable[str | bool | None], known: Container[str]) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """Return the positions of strings among the distinct ones, -1 for None, and the distinct ones.
+
+    Args:
+        given: Strings or bools.
+        known: Names of classes, which stay as the samples have them.
+    """
+    places: dict[str, int] = {}
+    codes: dict[Any, int] = {None: -1}
+    for value in dict.fromkeys(given):
+        if value is not None:  # different values may become one text
+            text = value if isinstance(value, str) and value in known else clean(str(value), MAX_TEXT)
+            codes[value] = places.setdefault(text, len(places))
+    return np.array([codes[value] for value in given], np.int64), tuple(places)
 
 
 def _class_name(number: int | None, names: Sequence[str]) -> str | None:

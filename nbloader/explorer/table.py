@@ -145,7 +145,8 @@ class SampleTable:
         self._probes: dict[int, str] = {}  # digests of suspects under other seeds
         self._drawn = ""
         """Digest of a content that follows from the seed and not from the index; "" if there is none."""
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
+        """Held during several calls that must find the same samples."""
 
     # ---- rows -------------------------------------------------------------------------------------------------------
 
@@ -158,7 +159,7 @@ class SampleTable:
         """
         content = json.loads(sample.content)
         row, check = _row(index, sample, content), content.get("check")
-        with self._lock:
+        with self.lock:
             self._rows.pop(index, None)
             names = tuple(row)
             if names not in self._places:
@@ -190,7 +191,7 @@ class SampleTable:
         made = _numeric(name, numbers) if texts is None else _categorical(name, numbers, texts)
         if made is None:
             raise ValueError(f"column {name!r} has neither numbers nor at most {MAX_CATEGORIES} distinct strings")
-        with self._lock:
+        with self.lock:
             self._own[name], self._own_made[name] = column, made
             self._columns = self._indices = None
 
@@ -200,7 +201,7 @@ class SampleTable:
         Raises:
             KeyError: There is no such column.
         """
-        with self._lock:
+        with self.lock:
             if name not in self._own:
                 raise KeyError(f"there is no column {name!r} of your own: {', '.join(self._own) or 'there is none'}")
             del self._own[name], self._own_made[name]
@@ -208,7 +209,7 @@ class SampleTable:
 
     def drop(self, indices: Iterable[int]) -> None:
         """Forget samples that are about to be read again."""
-        with self._lock:
+        with self.lock:
             for index in indices:
                 self._forget(index)
             self._columns = self._indices = self._problems = None
@@ -230,7 +231,7 @@ class SampleTable:
 
     def checked(self, index: int) -> bool:
         """Whether a scan has read the sample, or reading it has failed."""
-        with self._lock:
+        with self.lock:
             return index in self._checks or (index in self._rows and self._rows[index].get("error") is not None)
 
     def rows(self, *, every: bool = False) -> list[Row]:
@@ -239,7 +240,7 @@ class SampleTable:
         Args:
             every: Also for samples that were not read, but for which the user has added values.
         """
-        with self._lock:
+        with self.lock:
             indices = self.indices().tolist() if every else sorted(self._rows)
             found = [self._rows[at].row() if at in self._rows else {"index": at} for at in indices]
             for name, column in self._own.items():
@@ -251,19 +252,19 @@ class SampleTable:
 
     def failed(self) -> list[int]:
         """Indices of the samples that could not be read."""
-        with self._lock:
+        with self.lock:
             return [index for index, line in self._rows.items() if line.get("error") is not None]
 
     def slowest(self) -> list[int]:
         """Indices of the samples that were read, the slowest one first."""
-        with self._lock:
+        with self.lock:
             return sorted(self._rows, key=lambda index: -self._rows[index].get("seconds"))
 
     # ---- problems ---------------------------------------------------------------------------------------------------
 
     def problems(self) -> Found:
         """See `find_problems`."""
-        with self._lock:
+        with self.lock:
             if self._problems is None:
                 errors = {index: line.get("error") for index, line in self._rows.items()}
                 failed = {index: error for index, error in errors.items() if error is not None}
@@ -276,7 +277,7 @@ class SampleTable:
         Returns:
             The number of the random draw, by dataset index.
         """
-        with self._lock:
+        with self.lock:
             if self._drawn:
                 return {}
             found = suspects(dict(sorted(self._checks.items())))
@@ -289,7 +290,7 @@ class SampleTable:
             What was found out about the dataset, as a sentence; "" if there is nothing to say.
         """
         check = json.loads(sample.content).get("check")
-        with self._lock:
+        with self.lock:
             self._probes[index] = "" if check is None else check["digest"]
             found = suspects(dict(sorted(self._checks.items())))
             digests = {self._probes.get(index, "") for index in found}
@@ -308,7 +309,7 @@ class SampleTable:
 
     def listed(self, kind: ProblemKind) -> dict[int, str]:
         """Return what to show for a kind of problem; duplicates are listed with the sample that they repeat."""
-        with self._lock:
+        with self.lock:
             found = self.problems()[kind]
             if kind != "duplicate":
                 return found
@@ -322,7 +323,7 @@ class SampleTable:
 
     def columns(self) -> dict[str, Column]:
         """The columns that have a histogram: fields of the samples that were read, and values of the user."""
-        with self._lock:
+        with self.lock:
             if self._columns is None:
                 self._columns = {**self._field_columns(), **self._own_columns()}
             return self._columns
@@ -347,7 +348,7 @@ class SampleTable:
 
     def indices(self) -> NDArray[np.int64]:
         """Return the dataset indices of the samples that were read or have values of the user, in ascending order."""
-        with self._lock:
+        with self.lock:
             if self._indices is None:
                 every = np.array(sorted(self._rows), np.int64)
                 for column in self._own.values():
@@ -360,7 +361,7 @@ class SampleTable:
 
     def filtered(self, filters: Filters) -> NDArray[np.int64]:
         """Return the indices of the samples that pass all filters, in ascending order."""
-        with self._lock:
+        with self.lock:
             indices = self.indices()
             passed = self._passed(filters, len(indices))
             return indices[np.logical_and.reduce(list(passed.values()))] if passed else indices
@@ -379,7 +380,7 @@ class SampleTable:
         Raises:
             KeyError: No row has a field of this name.
         """
-        with self._lock:
+        with self.lock:
             own = self._own.get(by)
             pairs = [
                 (line.get(by) if own is None else own.at(index), line.get("seconds"))
@@ -404,7 +405,7 @@ class SampleTable:
             y: Column of the scatter plot.
             by: Column whose costs are listed.
         """
-        with self._lock:
+        with self.lock:
             columns, indices = self.columns(), self.indices()
             passed = self._passed(filters, len(indices))
             problems = {kind: len(found) for kind, found in self.problems().items()}
@@ -443,7 +444,7 @@ class SampleTable:
 
     def sortable(self) -> list[str]:
         """Names by which samples can be sorted: fields with one value, and columns of the user."""
-        with self._lock:
+        with self.lock:
             shared = {id(line.places): line.places for line in self._rows.values()}
             names = dict.fromkeys(name for places in shared.values() for name in places)
             fields = [name for name in names if name not in ("error", "index") and f"{name}.shape" not in names]
@@ -469,7 +470,7 @@ class SampleTable:
         """
         if name == "index":
             return chosen[::-1] if descending else chosen
-        with self._lock:
+        with self.lock:
             column, indices = self.columns().get(name), self.indices()
             if column is None:
                 return self._sorted_by_text(name, chosen.tolist(), descending=descending)
@@ -501,7 +502,7 @@ class SampleTable:
         Raises:
             KeyError: There is no column of this name with few distinct values.
         """
-        with self._lock:
+        with self.lock:
             column, indices = self.columns().get(by), self.indices()
         names = None if column is None else column.names()
         if column is None or names is None:
@@ -525,7 +526,7 @@ class SampleTable:
         Raises:
             KeyError: A column does not exist, or has too many distinct values.
         """
-        with self._lock:
+        with self.lock:
             known, count = self.columns(), len(self.indices())
         coded = []
         for name in (rows, columns):
@@ -554,7 +555,7 @@ class SampleTable:
             y: Column of the vertical axis.
             corners: Corners of the polygon: values of both columns; for a logarithmic one, their logarithms.
         """
-        with self._lock:
+        with self.lock:
             columns, indices = self.columns(), self.indices()
         if x not in columns or y not in columns or len(corners) < MIN_CORNERS:
             return []
@@ -575,7 +576,7 @@ class SampleTable:
             words: Words with spaces between them.
         """
         wanted = words.lower().split()
-        with self._lock:
+        with self.lock:
             indices = self.indices()
             known = [column for column in self._own.values() if column.texts]
             passed = np.full(len(indices), bool(wanted))
@@ -591,7 +592,7 @@ class SampleTable:
 
     def excerpt(self, index: int, words: str) -> str:
         """Return the text of a sample around the first of these words."""
-        with self._lock:
+        with self.lock:
             values = [column.at(index) for column in self._own.values() if column.texts is not None]
             texts = [self._texts.get(index), *(str(value) for value in values if value)]
         return excerpt(words.split(maxsplit=1)[0], texts)

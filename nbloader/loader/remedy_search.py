@@ -26,12 +26,12 @@ MIN_SHARE = 0.05
 """Lines with a smaller share of the workers' time are not looked at."""
 LINES = 5
 """Maximum number of lines that are looked at."""
-GROUP = 32
+GROUP = 16
 """Maximum number of samples that are measured together. They are a batch, if it is not larger, so that what a batch
 costs is divided among as many samples as in the loop."""
 PRECISION = 0.1
 """Relative error of what a sample takes with the rewritten code, as a trial measures it."""
-TRIAL_TIMEOUT = 60.0
+TRIAL_TIMEOUT = 180.0
 """Seconds that one measurement may take."""
 
 Run = Callable[[Any], "Iterable[Any]"]
@@ -283,6 +283,7 @@ def _groups(line: HotLine, samples: Samples) -> list[Sequence[Any]]:
     size = samples.batch_size if whole else min(GROUP, samples.batch_size)
     indices = samples.indices
     groups = [indices[start : start + size] for start in range(0, len(indices), size)]
+    groups.sort(key=len)  # a smaller one is the first, which is not measured
     return groups if len(groups) > 1 else groups * 2
 
 

@@ -26,7 +26,6 @@ from nbloader.batch.chunking import join_chunks
 from nbloader.batch.serialize import encode_object, load_object
 from nbloader.batch.task import ChunkedBatch, Task
 from nbloader.engine.iterator import name_parts
-from nbloader.engine.worker_group import GRACE
 from nbloader.errors import NbloaderError, ReplayError
 from nbloader.events import BatchRecord, DatasetReloaded, Event
 from nbloader.events.failures import WorkerFailure
@@ -34,6 +33,7 @@ from nbloader.events.remote_errors import add_note, rebuild
 from nbloader.sampling.epoch_order import EpochOrder, NotKeptError
 from nbloader.sampling.epoch_plan import ChunkSpec
 from nbloader.sampling.index_arrays import as_drawn, part_of
+from nbloader.workers.api import JOIN_TIMEOUT
 from nbloader.workers.in_process import (
     OWN_GENERATORS,
     FailedSample,
@@ -558,6 +558,6 @@ class ReplayedBatch:
                     elif isinstance(message, WorkerGone):
                         raise NbloaderError(f"the thread of the event loop has ended: {handle.stderr_tail}")
         finally:
-            pool.close(GRACE)
+            pool.close(JOIN_TIMEOUT)
             pool.dispose()
         return [outcomes[task.job] for task in tasks]

@@ -615,7 +615,8 @@ class Aggregator:
         """Return the options for measuring the last seconds."""
         alive = [w for w in g.workers if w.state not in ("dead", "starting")] if live else []
         # The rates begin after the first batch of the epoch. The first ones of other workers may be among them.
-        others = self._sample.opening[1 : len(alive)] if rates.records else []
+        workers = len(alive) or len({r.worker for r in rates.records})  # after the end, those that produced something
+        others = self._sample.opening[1:workers] if rates.records else []
         opening = [r for r in others if r.requested >= rates.records[0].requested]
         late = 2 * (median([r.waited for r in rates.records]) or 0) if opening else 0
         opening = [r for r in opening if r.waited > late]

@@ -43,7 +43,8 @@ TAIL_LINE_SIZE = 300
 """Number of characters that are kept of each line of standard error. After a crash, faulthandler lists all native
 modules in one line of several kilobytes, which would leave no space for the worker's own output."""
 JOIN_TIMEOUT = 1.0
-"""Maximum number of seconds to wait for the end of a thread that has nothing left to do."""
+"""Maximum number of seconds to wait for the end of a thread that has nothing left to do, and between looks whether a
+thread can still answer."""
 LISTED = 8
 """Maximum number of batches that a gauge lists as held by one worker."""
 

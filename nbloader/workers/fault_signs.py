@@ -17,14 +17,16 @@ import numpy as np
 from nbloader._util.attributes import Attribute, is_of_package, walk
 from nbloader.events.silent_faults import FaultSign, GeneratorDrawn, ShardBegun
 from nbloader.workers import worker_info
-from nbloader.workers.reachable import MAX_ITEMS, global_generators, is_generator
+from nbloader.workers.reachable import global_generators, is_generator
 
 BATCHES = 16
 """Number of batches of a worker after which it no longer looks whether they draw from a generator of the dataset."""
 SAMPLES = 4
 """Number of samples of a shard that are compared."""
 MAX_BYTES = 1 << 16
-"""Size of the part of an array that is compared, in bytes."""
+"""Size of the part of a sample's array that is compared, in bytes."""
+MAX_ITEMS = 32
+"""Maximum number of items of a sample's container that are compared."""
 
 
 class DrawWatch:

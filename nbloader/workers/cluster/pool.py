@@ -16,7 +16,7 @@ from nbloader.batch.task import Task, pack_indices
 from nbloader.errors import DatasetTransferError, NbloaderError, WorkerStartError
 from nbloader.transport.environment import Environment
 from nbloader.transport.process_setup import pickle_parts
-from nbloader.workers.api import JOIN_TIMEOUT, WorkerKind, WorkerPool
+from nbloader.workers.api import WorkerKind, WorkerPool
 from nbloader.workers.cluster.incoming import IncomingBatches
 from nbloader.workers.cluster.link import REPORTS, LinkState, NodeLink, RayHandle
 from nbloader.workers.cluster.placement import NodeInfo, NodeLoad, choose, surplus, usable, why_unusable
@@ -43,7 +43,7 @@ from nbloader.workers.messages import (
     WorkerInitialized,
     WorkerMessage,
 )
-from nbloader.workers.process_pool import STATUS_TIMEOUT, ProcessSetup
+from nbloader.workers.process_pool import ProcessSetup
 from nbloader.workers.ray_options import RayOptions
 from nbloader.workers.seeders import dump_seeders
 from nbloader.workers.spec import Parts, WorkerSpec
@@ -58,12 +58,14 @@ LONG_OPENING = 8.0
 """Seconds after which a notice in the cell says that a node has not started its actor."""
 MAX_PLACEMENTS = 5
 """Maximum number of nodes on which the pool tries to start a worker, if they are lost one after another."""
+CLOSE_TIMEOUT = 3.0
+"""Seconds beyond the grace period of `close` that a node gets to report that its workers have ended."""
 MAX_WINDOW = 1 << 30
 """Upper limit for the default of `RayOptions.window_bytes`."""
 WINDOW_PART = 4
 """The default of `RayOptions.window_bytes` is 1/`WINDOW_PART` of the smallest object store."""
-MAX_CREDIT = 32 << 20
-"""Upper limit of `NodeLink.credit`, in bytes."""
+MIN_CREDIT, MAX_CREDIT = 256 << 10, 32 << 20
+"""Limits of `NodeLink.credit`, in bytes. The lower one does not apply if `RayOptions.window_bytes` is set."""
 
 
 class RayKind(WorkerKind):
@@ -188,7 +190,7 @@ class RayPool(WorkerPool):
         self._closing = False
         self._failure: Exception | None = None
         self._looked = 0.0
-        self._credit = 1
+        self._credit = MIN_CREDIT
         self._known: set[str] = set()  # ids of nodes
         self._thread = threading.Thread(target=self._run_thread, name="nbloader-ray", daemon=True)
 
@@ -342,7 +344,7 @@ class RayPool(WorkerPool):
             self._changed.notify()
             placed = {uid for link in self._links if link.state is LinkState.CLOSING for uid in link.handles}
         messages: list[WorkerMessage] = []
-        deadline = time.monotonic() + (grace + STATUS_TIMEOUT if self._cluster.connected and self.usable else 0)
+        deadline = time.monotonic() + (grace + CLOSE_TIMEOUT if self._cluster.connected and self.usable else 0)
         while placed & self._handles.keys() and (left := deadline - time.monotonic()) > 0:
             messages += self.poll(left)
         messages += self.poll(0)
@@ -363,7 +365,7 @@ class RayPool(WorkerPool):
             threads = [self._thread, *(link.thread for link in self._links)]
         for thread in threads:
             if thread.is_alive():
-                thread.join(JOIN_TIMEOUT)
+                thread.join(1.0)
         self._messages.close()
 
     # ---- the pool's thread ------------------------------------------------------------------------------------------
@@ -447,11 +449,13 @@ class RayPool(WorkerPool):
         """Divide the window of bytes in the object stores among the nodes."""
         smallest = min((node.store_bytes for node in nodes), default=0)
         window = self._options.window_bytes or min(MAX_WINDOW, smallest // WINDOW_PART)
-        credit = max(1, min(MAX_CREDIT, window // (REPORTS * max(1, len(nodes)))))
+        credit = window // (REPORTS * max(1, len(nodes)))
+        if self._options.window_bytes is None:
+            credit = max(MIN_CREDIT, credit)
         with self._changed:
             for link in self._links:
-                link.credit = credit
-            self._credit = credit
+                link.credit = max(1, min(MAX_CREDIT, credit))
+            self._credit = max(1, min(MAX_CREDIT, credit))
 
     def _loads(self, nodes: list[NodeInfo]) -> list[NodeLoad]:
         now = time.monotonic()
