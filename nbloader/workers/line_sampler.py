@@ -37,6 +37,9 @@ MAX_UNSENT = 500
 def user_lines(frame: FrameType | None, root: CodeType, stage: int) -> tuple[CodeLine, ...] | None:
     """Return the lines of a stack that do not belong to nbloader, from the outermost to the innermost.
 
+    The frames may be those of another thread, which goes on meanwhile. Then CPython 3.11 has given a number for the
+    caller of a frame.
+
     Args:
         frame: The innermost frame.
         root: The function of nbloader that produces a batch. Frames outside of it are dropped.
@@ -46,14 +49,14 @@ def user_lines(frame: FrameType | None, root: CodeType, stage: int) -> tuple[Cod
         The lines; None if the thread is not producing a batch.
     """
     lines: list[CodeLine] = []
-    while frame is not None and frame.f_code is not root:
+    while isinstance(frame, FrameType) and frame.f_code is not root:
         code = frame.f_code
         if len(lines) < MAX_FRAMES and not code.co_filename.startswith(PACKAGE):
             name = getattr(code, "co_qualname", code.co_name)  # Python 3.10 has no qualified names
             number = frame.f_lineno or code.co_firstlineno  # None where the bytecode belongs to no line
             lines.append(CodeLine(code.co_filename, name, number))
         frame = frame.f_back
-    if frame is None:
+    if not isinstance(frame, FrameType):
         return None
     return tuple(reversed(lines)) or (CodeLine(STAGE_FILE, WorkerState(stage).name.lower(), 0),)
 
