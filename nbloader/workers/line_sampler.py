@@ -49,14 +49,13 @@ def user_lines(frame: FrameType | None, root: CodeType, stage: int) -> tuple[Cod
         The lines; None if the thread is not producing a batch.
     """
     lines: list[CodeLine] = []
-    while isinstance(frame, FrameType) and frame.f_code is not root:
-        code = frame.f_code
+    while (code := getattr(frame, "f_code", None)) is not None and frame is not None and code is not root:
         if len(lines) < MAX_FRAMES and not code.co_filename.startswith(PACKAGE):
             name = getattr(code, "co_qualname", code.co_name)  # Python 3.10 has no qualified names
             number = frame.f_lineno or code.co_firstlineno  # None where the bytecode belongs to no line
             lines.append(CodeLine(code.co_filename, name, number))
         frame = frame.f_back
-    if not isinstance(frame, FrameType):
+    if code is None:
         return None
     return tuple(reversed(lines)) or (CodeLine(STAGE_FILE, WorkerState(stage).name.lower(), 0),)
 
