@@ -39,7 +39,7 @@ from nbloader.remedies.results import Remedies
 
 RESTART = Suggestion("Restart worker 1", "loader.restart_workers([1])", restart=(1,))
 PREDICTED = Outlook(
-    "6 workers: 1.9 x (1.8 to 2.1); a larger window: nothing",
+    "6 workers: 1.9x (1.8 to 2.1); a larger window: nothing",
     (Suggestion("Use 6 workers", "loader.num_workers = 6", num_workers=6),),
 )
 
@@ -185,7 +185,7 @@ class FakeLoader:
                 f"Worker 1 has been at batch {self.done} for {hung:.0f} s, and the loop waits for it. "
                 "Restart it: loader.restart_workers([1])."
                 if hung
-                else "Your loop waits 42 % of its time: the workers compute, so more of them would help."
+                else "Your loop waits 42% of its time: the workers compute, so more of them would help."
             ),
             outlook=PREDICTED._replace(suggestions=(RESTART, *PREDICTED.suggestions)) if hung else PREDICTED,
             tuning=None if self.tuning is None else self.tuning.gauge,

@@ -487,7 +487,7 @@ def table(outcomes: list[Outcome], load: str) -> str:
         w = rows[0].workload
         truth = " or ".join(sorted(w.truth)) + (f" and {' or '.join(sorted(w.second))}" if w.second else "")
         found = collections.Counter(f"{o.cause}{' and ' if o.also else ''}{o.also}" for o in rows)
-        said = ", ".join(f"{cause}{f' ({n} x)' if len(rows) > 1 else ''}" for cause, n in found.most_common())
+        said = ", ".join(f"{cause}{f' ({n}x)' if len(rows) > 1 else ''}" for cause, n in found.most_common())
         lines.append(f"| {name} | {truth} | {said} | {sum(o.right for o in rows)} of {len(rows)} |")
     return "\n".join(lines) + "\n"
 
@@ -495,7 +495,7 @@ def table(outcomes: list[Outcome], load: str) -> str:
 def _share(outcomes: list[Outcome]) -> str:
     right = sum(o.right for o in outcomes)
     share = 100 * right / max(1, len(outcomes))
-    return f"{right} of {len(outcomes)} right ({share:.0f} %), {sum(o.as_planted for o in outcomes)} as planted"
+    return f"{right} of {len(outcomes)} right ({share:.0f}%), {sum(o.as_planted for o in outcomes)} as planted"
 
 
 def main() -> None:
@@ -518,7 +518,7 @@ def main() -> None:
                 outcomes += during if options.live else [after]
                 for outcome in {(one.cause, one.also): one for one in (*during, after)}.values():
                     mark = "right" if outcome.right else "WRONG"
-                    print(f"{mark}: {workload.name}, {size:g} x ({outcome.foreign:.1f} cores foreign): "
+                    print(f"{mark}: {workload.name}, {size:g}x ({outcome.foreign:.1f} cores foreign): "
                           f"{outcome.cause} {outcome.also}\n"
                           f"    {outcome.sentence}", flush=True)  # fmt: skip
     text = table(outcomes, load)

@@ -179,15 +179,15 @@ def predictions() -> list[str]:
         row = f"| {change.name}, {before} -> {after} | "
         if result.predicted:
             errors.append(result.error)
-            row += f"{statistics.median(result.predicted):.2f} x | {statistics.median(result.measured):.2f} x "
-            row += f"({min(result.measured):.2f} to {max(result.measured):.2f}) | {100 * result.error:.0f} % |"
+            row += f"{statistics.median(result.predicted):.2f}x | {statistics.median(result.measured):.2f}x "
+            row += f"({min(result.measured):.2f} to {max(result.measured):.2f}) | {100 * result.error:.0f}% |"
         else:
             row += f"none: {result.reason} | | |"
         print(row, flush=True)
         lines.append(row)
     if errors:
         highest = sorted(errors)[int(0.9 * (len(errors) - 1))]
-        lines += ["", f"Median error {100 * statistics.median(errors):.0f} %, 90th percentile {100 * highest:.0f} %."]
+        lines += ["", f"Median error {100 * statistics.median(errors):.0f}%, 90th percentile {100 * highest:.0f}%."]
     return lines
 
 
@@ -247,7 +247,7 @@ def tuner(seconds: float) -> list[str]:
         row = (
             f"| {name} | {best[0]} workers, prefetch {best[1]} | {found.num_workers} workers{window} | "
             f"{took:.0f} s, {len(tuning.trials)} settings | "
-            f"{100 * statistics.median(ratios):.0f} % of the grid's |"
+            f"{100 * statistics.median(ratios):.0f}% of the grid's |"
         )
         print(row, flush=True)
         lines.append(row)

@@ -38,13 +38,13 @@ LOOP = ("consumer", "consumer_python")
 
 
 def shares(text: str) -> list[float]:
-    return [float(found) for found in re.findall(r"(\d+) %", text)]
+    return [float(found) for found in re.findall(r"(\d+)%", text)]
 
 
 def assert_consistent(v: Verdict, e: Evidence) -> None:
     """A sentence agrees with the numbers in it, with the evidence, and with itself."""
     text = v.sentence
-    waited = re.search(r"(?:waits|waited) ((?:< )?\d+ %)", text)
+    waited = re.search(r"(?:waits|waited) ((?:< )?\d+%)", text)
     if waited is not None:
         assert waited[1] == percent(e.wait_share), text
     if v.cause in LOOP:
@@ -58,7 +58,7 @@ def assert_consistent(v: Verdict, e: Evidence) -> None:
     cores = re.search(r"use only ([\d.,]+) of (\d+) core", text)
     if cores is not None:
         assert float(cores[1].rstrip(".,")) < int(cores[2])
-    busy = re.search(r"busy only (\d+) %", text)
+    busy = re.search(r"busy only (\d+)%", text)
     assert busy is None or int(busy[1]) <= 70
     split = re.search(r"per batch, (.*?thread.*?)\.(?: |$)", text)
     assert split is None or sum(shares(split[1])) <= 101, text
@@ -204,11 +204,11 @@ def assert_agree(s: Snapshot) -> None:
             assert share < MOST, v.sentence
         elif v.cause not in ("unknown", "", "interpreter_lock"):
             assert share >= SMALL_WAIT, v.sentence
-        said = re.search(r"(?:waits|waited) ((?:< )?\d+ %)", v.sentence)
+        said = re.search(r"(?:waits|waited) ((?:< )?\d+%)", v.sentence)
         tile = next(tile for tile in Summary().payload(Frame(s)).get("tiles", ()) if "Loop waiting" in tile["label"])
         assert said is None or said[1] == percent(share) == tile["value"], (v.sentence, tile)
     if s.epoch_verdict.cause in LOOP:
-        waited = [int(x) for x in re.findall(r"waited (\d+) %", s.epoch_verdict.sentence)]
+        waited = [int(x) for x in re.findall(r"waited (\d+)%", s.epoch_verdict.sentence)]
         assert all(x < 100 * MOST for x in waited)
     ready = next((box for box in describe(s).boxes if box.id == "ready"), None)
     if ready is not None and "your loop is slower" in ready.alarm:

@@ -137,7 +137,7 @@ p.tuner(2.0)
 """
     (row,) = printed(code)
     assert row.startswith("| waits | ")
-    assert row.endswith(" % of the grid's |")
+    assert row.endswith("% of the grid's |")
 
 
 @pytest.mark.slow

@@ -149,7 +149,7 @@ def test_a_new_view_gets_everything_and_then_only_changes(loader: FakeLoader, sc
         tick = screen.next("tick")
         assert "samples" not in tick["payloads"], "it does not change"
         summary |= tick["payloads"].get("summary", {})
-    assert summary["progress"] == {"share": 1.0, "text": "epoch 0 · batch 5 of 5 · 100 %"}
+    assert summary["progress"] == {"share": 1.0, "text": "epoch 0 · batch 5 of 5 · 100%"}
 
 
 def test_points_are_sent_once(loader: FakeLoader, screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,7 +217,7 @@ def test_a_suggestion_is_applied_and_undone(loader: FakeLoader, screen: Screen) 
     dashboard = widget.dashboard_of(loader)
     say(dashboard, kind="ready", view="a")
     summary = screen.next("full")["payloads"]["summary"]
-    assert summary["outlook"] == "6 workers: 1.9 x (1.8 to 2.1); a larger window: nothing"
+    assert summary["outlook"] == "6 workers: 1.9x (1.8 to 2.1); a larger window: nothing"
     assert [(s["label"], s["num_workers"]) for s in summary["suggestions"]] == [("Use 6 workers", 6)]
     assert summary["trial"] is None
 
@@ -245,7 +245,7 @@ def test_a_button_replaces_the_statement_that_cannot_be_run(loader: FakeLoader) 
     summary = next(panel for panel in PANELS if panel.name == "summary")().payload(Frame(snapshot))
     assert summary["verdict"].endswith("and the loop waits for it. Restart it.")
     assert [s["label"] for s in summary["suggestions"]] == ["Restart worker 1", "Use 6 workers"]
-    assert "Predicted: 6 workers: 1.9 x (1.8 to 2.1); a larger window: nothing" in draw(snapshot)
+    assert "Predicted: 6 workers: 1.9x (1.8 to 2.1); a larger window: nothing" in draw(snapshot)
 
 
 def test_the_slider_for_workers_ends_at_what_their_machines_can_use(loader: FakeLoader) -> None:
@@ -429,12 +429,12 @@ def hot_lines() -> HotLines:
 def test_lines_of_code_are_a_table_and_a_flame_graph() -> None:
     panel = Lines()
     payload = panel.payload(Frame(FakeLoader().stats(), lines=hot_lines()))
-    assert payload["summary"] == "10 samples of busy workers: 40 % computing, 60 % waiting"
+    assert payload["summary"] == "10 samples of busy workers: 40% computing, 60% waiting"
     assert [row["shares"] for row in payload["rows"]] == [
-        ["60 %", "0 %", "60 %"], ["30 %", "30 %", "0 %"], ["10 %", "10 %", "0 %"],
+        ["60%", "0%", "60%"], ["30%", "30%", "0%"], ["10%", "10%", "0%"],
     ]  # fmt: skip
     assert payload["rows"][0]["source"] == "from __future__ import annotations"
-    assert payload["first"].startswith("60 % from __future__ import annotations · ")
+    assert payload["first"].startswith("60% from __future__ import annotations · ")
     boxes = [(left, width, level, computing) for left, width, level, computing, *_texts in payload["blocks"]]
     assert boxes == [(0, 90, 0, 33), (90, 10, 0, 100), (0, 60, 1, 0), (60, 30, 1, 100)]
     assert [label for *_box, label, _tip in payload["blocks"]][1:] == [
@@ -506,15 +506,15 @@ def test_remedies_are_searched_after_a_click_while_the_loop_runs(loader: FakeLoa
         payload = screen.next("tick")["payloads"].get("remedies", payload)
     assert payload["number"] == 1
     first, second = payload["rows"]
-    assert first["cells"][:3] == ["200 ms", "100 ms", "2.0 x"]
+    assert first["cells"][:3] == ["200 ms", "100 ms", "2.0x"]
     assert first["code"] == "def f(x):\n    return 1"
     assert first["pictures"] == 3
     assert (second["cells"], second["said"], second["pictures"]) == ([], "Not tried: needs orjson.", 0)
-    assert payload["first"].startswith("2.0 x json · ")
+    assert payload["first"].startswith("2.0x json · ")
     say(dashboard, kind="request", panel="remedies", name="pictures", number=1, row=0, view="a")
     reply = screen.next("reply")
     assert [data[-1:] for data in reply["data"]] == [b"1", b"2", b"3"]
-    assert reply["names"] == ["before", "after", "difference, 51 x as bright"]
+    assert reply["names"] == ["before", "after", "difference, 51x as bright"]
     loader.close()
     html = screen.static_with("What to write instead")
     assert "&lt;b&gt;Why&lt;/b&gt;" in html
@@ -552,7 +552,7 @@ def test_each_rate_and_share_states_its_span_and_there_is_one_share_of_waiting()
         "224 samples/s",
     )
     assert (ended["Loop waiting, whole epoch"]["value"], ended["Loop waiting, whole epoch"]["note"]) == (
-        "45 %",
+        "45%",
         "9.0 s in all",
     )
     for found in (running, ended, tiles(stalled=6.0, waiting=6.0, waiting_for=3)):

@@ -57,37 +57,37 @@ def evidence(base: dict[str, Any], changes: dict[str, Any]) -> Evidence:
 
 
 ALONE: list[tuple[str, str, dict[str, Any], dict[str, Any], str]] = [
-    ("healthy", "consumer", HEALTHY, {}, "it waited 2 % of the epoch's 5.0 s; the loader keeps 3.9 batches ready"),
-    ("healthy, 9 %", "consumer", HEALTHY, {"wait_share": 0.09, "producing_wait": 0.09}, "waited 9 %"),
+    ("healthy", "consumer", HEALTHY, {}, "it waited 2% of the epoch's 5.0 s; the loader keeps 3.9 batches ready"),
+    ("healthy, 9%", "consumer", HEALTHY, {"wait_share": 0.09, "producing_wait": 0.09}, "waited 9%"),
     ("device step", "consumer", HEALTHY, {"usage": usage(consumer_cpu=0.1), "device": "cuda:0"},
-     "10 % of it computing on its own thread and otherwise waiting, for example for cuda:0."),
+     "10% of it computing on its own thread and otherwise waiting, for example for cuda:0."),
     ("step that waits, no device", "consumer", HEALTHY, {"usage": usage(consumer_cpu=0.1)},
-     "10 % of it computing on its own thread and otherwise waiting. A faster loader does not help."),
+     "10% of it computing on its own thread and otherwise waiting. A faster loader does not help."),
     ("just in time", "consumer", HEALTHY, {"ready": 0.1}, "5.0 s, and the loop spends 49.0 ms per batch"),
     ("loop in Python", "consumer_python", HEALTHY, {"usage": usage(consumer_cpu=0.9)}, "Do less on the loop's own"),
     ("loop in Python, busy machine", "consumer_python", HEALTHY,
      {"usage": usage(consumer_cpu=0.5, consumer_core_wait=0.4)},
-     "51 % of it computing on its own thread and 41 % waiting for a core"),
+     "51% of it computing on its own thread and 41% waiting for a core"),
     ("waiting", "workers_wait", BUSY, {}, "Use more workers, even beyond the 8 cores. Workers are the bottleneck"),
     ("waiting, busy machine", "workers_wait", BUSY, {"usage": usage(core_wait=0.1)}, "waiting (disk"),
     ("computing, cores free", "workers_compute", COMPUTING, {}, "Use more workers, up to the 8 cores, or make"),
     ("computing, no core free", "workers_compute_full", COMPUTING, {"cores": 2},
-     "Fetching is 97 % CPU time, and workers and loop use 1.85 of 2 cores. More workers do not help"),
+     "Fetching is 97% CPU time, and workers and loop use 1.85 of 2 cores. More workers do not help"),
     ("computing, own use is full", "workers_compute_full", BUSY,
      {"fetch_cpu": 0.45, "cores": 2, "usage": usage(core_wait=0.5, worker_cores=0.9)}, "Make transforms cheaper"),
     ("cores taken", "cores_taken", BUSY,
-     {"fetch_cpu": 0.4, "cores": 2, "usage": usage(core_wait=0.5, worker_cores=0.4)}, "during 53 % of their work"),
+     {"fetch_cpu": 0.4, "cores": 2, "usage": usage(core_wait=0.5, worker_cores=0.4)}, "during 53% of their work"),
     ("collate computes", "collate", BUSY, {"fetch_ms": 10.0, "collate_ms": 85.0},
-     "89 % of the workers' time, 100 %"),
+     "89% of the workers' time, 100%"),
     ("collate waits", "collate", BUSY, {"fetch_ms": 10.0, "collate_ms": 85.0, "collate_cpu": 0.02},
-     "2 % of it CPU"),
+     "2% of it CPU"),
     ("slow worker", "worker", BUSY,
      {"by_worker": {0: MakeTime(50, 30.0, 29.0), 1: MakeTime(9, 300.0, 290.0)}, "reorder_ms": 80.0},
      "Worker 1 is slow: its batches take 300 ms, those of the others 30.0 ms"),
     ("slow samples", "slow_samples", BUSY,
      {"slow_share": 0.85, "slow_every": 50.0, "slow_ms": 100.0, "sample_ms": 1.0, "slow_workers": 2,
       "slow_indices": (50, 100, 150, 200, 350, 400), "usual_indices": tuple(range(7, 400, 3))},
-     "one of 50 samples takes 100 ms, the others 1.00 ms: 85 % of the workers' time. They are those with index % 50 "),
+     "one of 50 samples takes 100 ms, the others 1.00 ms: 85% of the workers' time. They are those with index % 50 "),
     ("slow samples, by chance in one worker", "slow_samples", BUSY,
      {"slow_share": 0.85, "slow_every": 20.0, "slow_workers": 2, "slow_ms": 100.0, "reorder_ms": 50.0,
       "by_worker": {0: MakeTime(9, 30.0, 29.0), 1: MakeTime(7, 100.0, 90.0)}, "slow_indices": (3, 8)},
@@ -105,12 +105,12 @@ ALONE: list[tuple[str, str, dict[str, Any], dict[str, Any], str]] = [
      {"stall_wait": 0.7, "stalls": 1, "producing_wait": 0.1, "worst": WORST._replace(attempt=2)},
      "was lost (attempt 2)"),
     ("window", "window", BUSY, {"workers": 4, "window": 1, "utilization": 0.25, "full": 1.0},
-     "are busy 25 % of the time; the window of 1 batch was full at 100 % of the deliveries. More workers do not help."),
+     "are busy 25% of the time; the window of 1 batch was full at 100% of the deliveries. More workers do not help."),
     ("window of some batches", "window", BUSY, {"workers": 4, "window": 4, "utilization": 0.25, "full": 1.0},
      "Use a larger prefetch_factor. The prefetch window is too small"),
     ("dataset that was reloaded", "unknown", {},
      {"span": "epoch", "batches": 80, "seconds": 5.0, "wait_share": 0.9},
-     "the loop waited 90 % of the epoch's 5.0 s, but no batch has been measured"),
+     "the loop waited 90% of the epoch's 5.0 s, but no batch has been measured"),
     ("pickled objects", "pickle", BUSY,
      {"fetch_ms": 10.0, "collate_ms": 40.0, "pickled": 2e6, "opening_wait": 0.4, "producing_wait": 0.4},
      "2.00 MB of each"),
@@ -136,7 +136,7 @@ ALONE: list[tuple[str, str, dict[str, Any], dict[str, Any], str]] = [
      "Use more workers, even beyond the cores of their machines"),
     ("cores of this machine are taken, and the workers are elsewhere", "workers_wait", BUSY,
      {"workers": 4, "elsewhere": (MachineLoad(3, 8),), "cores": 2,
-      "usage": usage(core_wait=0.6, worker_cores=0.1, major_faults=9000.0, locked=0.9, looks=40)}, "95 % waiting"),
+      "usage": usage(core_wait=0.6, worker_cores=0.1, major_faults=9000.0, locked=0.9, looks=40)}, "95% waiting"),
     ("huge batches", "huge_batches", BUSY, {"fetch_ms": 5.0, "collate_ms": 60.0, "nbytes": 1.2e8}, "(2.00 GB/s)"),
     ("start-up", "startup", BUSY,
      {"startup_wait": 0.7, "producing_wait": 0.1, "startup": 3.6, "worker_startup": 3.0},
@@ -157,21 +157,21 @@ ALONE: list[tuple[str, str, dict[str, Any], dict[str, Any], str]] = [
       "usage": usage(loop_cores=0.99)}, "workers='process'"),
     ("interpreter lock, slow steps", "interpreter_lock", HEALTHY,
      {"place": Place.THREADS, "workers": 4, "fetch_cpu": 0.3, "utilization": 0.75,
-      "usage": usage(loop_cores=0.99, consumer_cpu=0.07)}, "the loop waited 2 % of the epoch's 5.0 s"),
+      "usage": usage(loop_cores=0.99, consumer_cpu=0.07)}, "the loop waited 2% of the epoch's 5.0 s"),
     ("healthy, threads", "consumer", HEALTHY,
      {"place": Place.THREADS, "workers": 4, "fetch_cpu": 0.3, "utilization": 0.5, "usage": usage(loop_cores=0.7)},
-     "it waited 2 %"),
+     "it waited 2%"),
     ("threads that wait", "workers_wait", BUSY, {"place": Place.THREADS, "workers": 4, "usage": usage(loop_cores=0.2)},
      "waiting"),
     ("threads that compute outside the lock", "workers_compute", COMPUTING,
      {"place": Place.THREADS, "usage": usage(loop_cores=1.9)}, "Use more workers"),
-    ("lock", "lock", BUSY, {"workers": 4, "usage": usage(locked=0.74, looks=40)}, "in 74 % of 40 samples"),
+    ("lock", "lock", BUSY, {"workers": 4, "usage": usage(locked=0.74, looks=40)}, "in 74% of 40 samples"),
     ("lock held while computing", "lock", BUSY,
-     {"workers": 2, "fetch_cpu": 0.5, "usage": usage(locked=0.45, looks=40)}, "in 45 % of 40 samples"),
+     {"workers": 2, "fetch_cpu": 0.5, "usage": usage(locked=0.45, looks=40)}, "in 45% of 40 samples"),
     ("lock held while computing, 4 workers", "lock", BUSY,
-     {"workers": 4, "fetch_cpu": 0.25, "usage": usage(locked=0.7, looks=40)}, "in 70 % of 40 samples"),
+     {"workers": 4, "fetch_cpu": 0.25, "usage": usage(locked=0.7, looks=40)}, "in 70% of 40 samples"),
     ("lock for a part of the computing", "workers_compute", BUSY,
-     {"workers": 2, "fetch_cpu": 0.9, "usage": usage(locked=0.1, looks=40)}, "90 % CPU time"),
+     {"workers": 2, "fetch_cpu": 0.9, "usage": usage(locked=0.1, looks=40)}, "90% CPU time"),
     ("too few looks for a lock", "workers_wait", BUSY, {"workers": 4, "usage": usage(locked=0.74, looks=5)}, "waiting"),
     ("threads", "threads", BUSY,
      {"fetch_cpu": 0.9, "cores": 2, "usage": usage(threads=8, other_threads=0.6, worker_cores=0.95)},
@@ -185,13 +185,13 @@ ALONE: list[tuple[str, str, dict[str, Any], dict[str, Any], str]] = [
      "More workers do not"),
     ("cores taken, with switches", "cores_taken", BUSY,
      {"fetch_cpu": 0.4, "cores": 2, "usage": usage(core_wait=0.5, worker_cores=0.4, preempted=214.0)},
-     "during 53 % of their work, and each loses its own 214 times a second, yet workers and loop use only 0.80"),
+     "during 53% of their work, and each loses its own 214 times a second, yet workers and loop use only 0.80"),
     ("sampler", "sampler", BUSY,
      {"sampler_wait": 0.75, "producing_wait": 0.05, "utilization": 0.1}, "draws indices (37.5 ms per batch)"),
     ("memory", "memory", BUSY, {"usage": usage(major_faults=8000.0)}, "reads 8,000 pages a second back"),
     ("upload", "upload", BUSY, {"placing_wait": 0.7, "producing_wait": 0.1, "device": "cuda:0"},
      "transfer to cuda:0"),
-    ("idle workers, unexplained", "unknown", BUSY, {"utilization": 0.1, "full": 0.0}, "busy only 10 % of the time"),
+    ("idle workers, unexplained", "unknown", BUSY, {"utilization": 0.1, "full": 0.0}, "busy only 10% of the time"),
     ("too few batches", "unknown", BUSY, {"batches": 2},
      "Cannot tell yet what limits the loop: 2 batches are too few"),
     ("nothing known", "unknown", {}, {}, "Cannot tell yet"),
@@ -205,7 +205,7 @@ def test_the_slowest_line_is_named_where_workers_limit_the_loop(cause: str, base
     plain, named = verdict(evidence(base, changes)), verdict(evidence(base, changes | {"line": line}))
     assert named.cause == plain.cause == cause
     where = "the time of fetching" if evidence(base, changes).place is Place.CONSUMER else "the workers' time"
-    words = f" 62 % of {where} is `image = open(path)`, cell 4 line 12." if BY_NAME[cause].names_line else ""
+    words = f" 62% of {where} is `image = open(path)`, cell 4 line 12." if BY_NAME[cause].names_line else ""
     assert (words in named.sentence) if words else (named.sentence == plain.sentence)
     assert len(named.sentence) == len(plain.sentence) + len(words)
 
@@ -271,7 +271,7 @@ def test_each_cause_alone(cause: str, base: dict[str, Any], changes: dict[str, A
 PAIRS: list[tuple[str, str, str, dict[str, Any], str]] = [
     ("waiting and collate", "workers_wait", "collate", {"fetch_ms": 60.0, "collate_ms": 40.0},
      "collating takes 40.0 ms"),
-    ("computing and waiting", "workers_compute", "workers_wait", {"fetch_cpu": 0.6}, "for 40 % of its time"),
+    ("computing and waiting", "workers_compute", "workers_wait", {"fetch_cpu": 0.6}, "for 40% of its time"),
     ("waiting and cores taken", "workers_wait", "cores_taken", {"fetch_cpu": 0.1, "usage": usage(core_wait=0.25)},
      "core"),
     ("start-up and waiting", "startup", "workers_wait", {"startup_wait": 0.5, "producing_wait": 0.3}, "fetching waits"),
@@ -282,17 +282,17 @@ PAIRS: list[tuple[str, str, str, dict[str, Any], str]] = [
     ("upload and collate", "upload", "collate",
      {"placing_wait": 0.5, "producing_wait": 0.3, "fetch_ms": 2.0, "collate_ms": 90.0}, "collating takes 90.0 ms"),
     ("waiting and window", "workers_wait", "window", {"workers": 4, "window": 2, "utilization": 0.6},
-     "the window of 2 batches was full at 90 % of the deliveries."),
+     "the window of 2 batches was full at 90% of the deliveries."),
     ("collate that computes next to other programs", "cores_taken", "collate",
      {"fetch_ms": 10.0, "collate_ms": 85.0, "collate_cpu": 0.4, "cores": 2,
       "usage": usage(core_wait=0.6, worker_cores=0.4)}, "collating takes 34.0 ms, apart from waiting for a core, of"),
     ("waiting, and collating beside other programs", "workers_wait", "cores_taken",
      {"fetch_ms": 60.0, "collate_ms": 35.0, "collate_cpu": 0.3, "usage": usage(core_wait=0.3)},
-     "workers wait for a core during 32 % of their work"),
+     "workers wait for a core during 32% of their work"),
     ("slow samples and collate", "slow_samples", "collate",
      {"fetch_ms": 60.0, "collate_ms": 40.0, "slow_share": 0.55, "slow_every": 40.0}, "collating takes"),
     ("lock and computing", "lock", "workers_compute",
-     {"workers": 4, "fetch_cpu": 0.3, "usage": usage(locked=0.45, looks=20)}, "fetching computes for 30 %"),
+     {"workers": 4, "fetch_cpu": 0.3, "usage": usage(locked=0.45, looks=20)}, "fetching computes for 30%"),
 ]  # fmt: skip
 
 
@@ -308,10 +308,10 @@ def test_pairs_of_causes(first: str, second: str, changes: dict[str, Any], words
 def test_a_loader_that_keeps_up_but_for_its_start_is_healthy():
     e = evidence(HEALTHY, {"wait_share": 0.25, "startup_wait": 0.22, "startup": 0.9})
     assert [(f.cause.name, f.share) for f in find_causes(e)] == [("consumer", 0.75), ("startup", 0.22)]
-    assert "Also, 88 % of the wait: start-up, 900 ms until the first batch." in verdict(e).sentence
+    assert "Also, 88% of the wait: start-up, 900 ms until the first batch." in verdict(e).sentence
     assert verdict(evidence(HEALTHY, {"wait_share": 0.5, "startup_wait": 0.48})).cause == "startup"
     soon = evidence(HEALTHY, {"wait_share": 0.16, "first_wait": 0.14, "startup_wait": 0.02, "startup": 0.7})
-    assert "Also, 88 % of the wait: start-up, 700 ms until the first batch." in verdict(soon).sentence, "why it waited"
+    assert "Also, 88% of the wait: start-up, 700 ms until the first batch." in verdict(soon).sentence, "why it waited"
 
 
 shares = st.floats(0, 1)

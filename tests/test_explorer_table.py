@@ -129,7 +129,7 @@ def test_what_most_samples_have_is_no_problem():
     shapes[7] = Check("7", (Form("x", "f4 picture with 1 channel", "7"),), (), (), ())
     assert find_problems({}, shapes)["shape"] == {7: "x: f4 picture with 1 channel, usually f4 picture with 3 channels"}
     shapes[8] = Check("8", (Form("y", "int", ""),), (), (), ())
-    assert find_problems({}, shapes)["shape"][8] == "has no field x; has a field y, as 3 % of the samples"
+    assert find_problems({}, shapes)["shape"][8] == "has no field x; has a field y, as 3% of the samples"
 
 
 def test_rows_have_figures_of_arrays_and_lengths_of_texts():

@@ -123,15 +123,15 @@ def test_a_line_has_the_time_of_libraries_that_it_calls_and_not_of_the_users_fun
     ]
     assert (hot[0].computing, hot[0].waiting, hot[1].waiting) == (0.6, 0.0, 0.3)
     assert (hot.samples, hot.computing, hot.waiting, len(hot)) == (10, 0.7, 0.3, 3)
-    assert str(hot[1]) == "30 %  text of data.py 9  (data.py:9; 0 % computing, 30 % waiting)"
+    assert str(hot[1]) == "30%  text of data.py 9  (data.py:9; 0% computing, 30% waiting)"
     assert (
         repr(hot)
         == """\
-Where the workers' time goes, 10 samples: 70 % computing, 30 % waiting
+Where the workers' time goes, 10 samples: 70% computing, 30% waiting
 share  computing  waiting  line               place
- 60 %       60 %      0 %  text of data.py 3  data.py:3, in get
- 30 %        0 %     30 %  text of data.py 9  data.py:9, in help
- 10 %       10 %      0 %  text of lib.py 70  lib.py:70, in resize"""
+  60%        60%       0%  text of data.py 3  data.py:3, in get
+  30%         0%      30%  text of data.py 9  data.py:9, in help
+  10%        10%       0%  text of lib.py 70  lib.py:70, in resize"""
     )
 
 
@@ -140,10 +140,8 @@ def test_a_wait_for_a_core_is_no_computing():
     line = CodeLine("data.py", "get", 3)
     hot = found((StackCount((line,), 1, 15, 15), StackCount((line, CodeLine("lib.py", "f", 1)), 0, 4, 0)))
     assert (hot.computing, hot.waiting, hot.queued) == (0.05, 0.95, 0.75)
-    assert str(hot).startswith(
-        "Where the workers' time goes, 20 samples: 5 % computing, 95 % waiting (75 % for a core)\n"
-    )
-    assert "data.py:3; 5 % computing, 95 % waiting (75 % for a core)" in str(hot[0])
+    assert str(hot).startswith("Where the workers' time goes, 20 samples: 5% computing, 95% waiting (75% for a core)\n")
+    assert "data.py:3; 5% computing, 95% waiting (75% for a core)" in str(hot[0])
     assert hot.on_stack(hot[0]) == StackCount((), 0.05, 0.95, 0.75)
 
 

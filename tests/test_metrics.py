@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nbloader.report  # noqa: F401 - registers the renderer that `str(snapshot)` uses
-from nbloader._util.format import clean, duration, megabytes, number, percent, plural
+from nbloader._util.format import clean, duration, factor, megabytes, number, percent, plural
 from nbloader.diagnose.bottleneck import judge
 from nbloader.events import (
     BatchFailed,
@@ -453,7 +453,7 @@ def test_an_abandoned_epoch_does_not_advance():
     assert first.elapsed == pytest.approx(0.2)
     assert first.verdict.startswith(
         "Epoch 0 was abandoned after 21 of 100 batches in 200 ms. Make the loop's step faster. Your loop is the "
-        "bottleneck: it waited 0 %"
+        "bottleneck: it waited 0%"
     )
 
 
@@ -620,7 +620,7 @@ def test_verdict_when_the_consumer_is_the_limit():
     assert verdict(stats, gauges(now, *pair())) == (
         "consumer",
         (
-            "Make the loop's step faster. Your loop is the bottleneck: it waits 2 % of the last 1.0 s; the loader "
+            "Make the loop's step faster. Your loop is the bottleneck: it waits 2% of the last 1.0 s; the loader "
             "keeps 4 batches ready, and the loop spends 20.0 ms per batch. A faster loader does not help."
         ),
     )
@@ -650,7 +650,7 @@ def used(**changes: Any) -> Usage:
             "workers and loop use 1.96 of 2 cores. More workers",
         ),
         (0.08, 2, None, "workers_wait", "Use more workers, even beyond the 2 cores. Workers"),
-        (0.55, 8, None, "workers_compute", "Also, 40 % of the wait: fetching waits (disk, network, sleep) for 45 %"),
+        (0.55, 8, None, "workers_compute", "Also, 40% of the wait: fetching waits (disk, network, sleep) for 45%"),
     ],
 )
 def test_verdict_when_the_workers_are_the_limit(cpu: float, cores: int, usage: Usage | None, cause: str, advice: str):
@@ -659,7 +659,7 @@ def test_verdict_when_the_workers_are_the_limit(cpu: float, cores: int, usage: U
     s = stats.snapshot(gauges(now, *pair()), usage)
     assert s.cause == cause
     head = (
-        "Workers are the bottleneck: the loop waits 63 % of the last 2.6 s; 2 workers produce 18.5 batches/s, "
+        "Workers are the bottleneck: the loop waits 63% of the last 2.6 s; 2 workers produce 18.5 batches/s, "
         "the loop could consume 50.0."
     )
     assert s.verdict.partition(". ")[2].startswith(head)
@@ -671,7 +671,7 @@ def test_verdict_when_other_code_uses_the_cores():
     now = loop(stats, 50, wait=34 * MS, step=20 * MS, make=100 * MS, fetch_cpu=18 * MS)
     s = stats.snapshot(gauges(now, *pair()), used(core_wait=0.5, worker_cores=0.2, loop_cores=0.1))
     assert s.cause == "cores_taken"
-    assert "wait for a core during 54 % of their work, yet workers and loop use only 0.50 of 2 cores" in s.verdict
+    assert "wait for a core during 54% of their work, yet workers and loop use only 0.50 of 2 cores" in s.verdict
     assert stats.snapshot(gauges(now, *pair()), used(core_wait=0.02, worker_cores=0.2)).cause == "workers_wait"
 
 
@@ -800,11 +800,11 @@ def test_verdict_without_workers():
     now = loop(stats, 50, workers=0, wait=20 * MS, step=10 * MS)
     cause, text = verdict(stats, gauges(now))
     assert cause == "in_process"
-    assert "Producing one takes 20.0 ms (100 % of fetching is CPU time), a step 10.0 ms." in text
+    assert "Producing one takes 20.0 ms (100% of fetching is CPU time), a step 10.0 ms." in text
     stats = new_stats()
     now = loop(stats, 50, workers=0, wait=MS // 10)
     assert stats.snapshot(gauges(now)).verdict == (
-        "Make the loop's step faster. Your loop is the bottleneck: it waits 1 % of the last 495 ms, and the loop "
+        "Make the loop's step faster. Your loop is the bottleneck: it waits 1% of the last 495 ms, and the loop "
         "spends 10.0 ms per batch. A faster loader does not help."
     )
 
@@ -817,7 +817,7 @@ def test_verdict_after_the_epoch_and_after_close():
     assert ended.cause == "workers_compute"
     assert ended.verdict.startswith(
         "Epoch 0 ended after 100 batches in 4.0 s. Use more workers, up to the 8 cores, or make transforms cheaper. "
-        "Workers are the bottleneck: the loop waited 75 % of the epoch's"
+        "Workers are the bottleneck: the loop waited 75% of the epoch's"
     )
     stats.update(LoaderClosed(now + S))
     closed = stats.snapshot(gauges(now + 60 * S, state="closed"))
@@ -840,10 +840,10 @@ def test_now_and_the_epoch_are_judged_apart():
     ):
         assert s.now_verdict.cause == "consumer"
         assert s.now_verdict.sentence.startswith(
-            "Make the loop's step faster. Your loop is the bottleneck: it waits 0 % of"
+            "Make the loop's step faster. Your loop is the bottleneck: it waits 0% of"
         )
         assert s.epoch_verdict.cause == "workers_compute"
-        assert "the loop waited 55 % of the epoch's 22.0 s" in s.epoch_verdict.sentence
+        assert "the loop waited 55% of the epoch's 22.0 s" in s.epoch_verdict.sentence
     assert s.cause == s.epoch_verdict.cause
 
 
@@ -856,7 +856,7 @@ def test_verdict_after_a_tiny_epoch_names_no_cause():
         "idle",
         (
             "Epoch 0 ended with an error after 2 of 100 batches in 20.0 ms (sample 7 of batch 2: ValueError: bad "
-            "sample); the loop waited 0 % of the time. These are too few batches to tell why."
+            "sample); the loop waited 0% of the time. These are too few batches to tell why."
         ),
     )
 
@@ -906,16 +906,16 @@ def test_text_is_complete_aligned_and_fits_a_terminal():
     text = str(full_snapshot(text="killed by SIGKILL"))
     lines = text.splitlines()
     assert lines[0].startswith("Look at batch 50, or limit waits with timeout= and on_timeout='restart'. One")
-    assert "One batch stalled the loop: the loop waits 85 % of the last 5.0 s, 70 % of that" in " ".join(lines)
+    assert "One batch stalled the loop: the loop waits 85% of the last 5.0 s, 70% of that" in " ".join(lines)
     assert "The longest, which goes on, is for batch 50; a batch usually takes 100 ms." in " ".join(lines)
     assert max(map(len, lines)) <= 90
-    assert "Epoch   0, running  [############............]  50 of 100 batches (50 %)" in lines
+    assert "Epoch   0, running  [############............]  50 of 100 batches (50%)" in lines
     assert "Queues  in flight 2   reorder 0   ready 0   window 4" in lines
     stage_rows = [line for line in lines if line.split(" ")[0] in STAGES]
     assert [row.split()[0] for row in stage_rows] == [s for s in STAGES if s not in OPTIONAL_STAGES]
     assert len({len(row) for row in stage_rows}) == 1, "columns are aligned"
     assert "worker 1: the previous process killed by SIGKILL" in lines
-    assert "97 %" in text
+    assert "97%" in text
     assert "212 MB" in text
 
 
@@ -997,7 +997,7 @@ def test_html_contains_what_the_text_contains():
     for needle in (
         s.verdict,
         "Epoch 0",
-        "50 of 100 batches (50 %)",
+        "50 of 100 batches (50%)",
         "in flight 2",
         "window 4",
         "Workers",
@@ -1012,7 +1012,8 @@ def test_formatting_of_figures():
     assert [number(x) for x in (0, 0.0004, 0.0512, 0.5, 1.834, 18.34, 99.96, 1234.5, -3.2, 1e300)] == [
         *("0", "0", "0.051", "0.50", "1.83", "18.3", "100", "1,234", "-3.20", "1.00e+300")
     ]
-    assert [percent(x) for x in (0, 0.001, 0.624, 1)] == ["0 %", "< 1 %", "62 %", "100 %"]
+    assert [percent(x) for x in (0, 0.001, 0.624, 1)] == ["0%", "< 1%", "62%", "100%"]
+    assert [factor(3.94), factor(1.876, ".2f"), factor(51.0, ".3g")] == ["3.9x", "1.88x", "51x"]
     assert [duration(x) for x in (0, 35e-5, 0.0207, 0.9996, 3.21, 200, 7500)] == [
         *("0 us", "350 us", "20.7 ms", "1.0 s", "3.2 s", "3 min 20 s", "2 h 05 min")
     ]

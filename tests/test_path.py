@@ -62,7 +62,7 @@ def test_pin_and_upload_show_their_times():
     assert not {"pin", "upload"} & boxes(snapshot()).keys(), "stages that are off are hidden"
     uploads = UploadStats((PinnedBatches("registered", 9), PinnedBatches("copied", 1)), 0.0, 0.72, 53.0, 0.98)
     on = boxes(snapshot(pinned=True, device="cuda:0", uploads=uploads))
-    assert (on["pin"].note, on["upload"].note) == ("in place", "cuda:0, 720 us, 53.0 GB/s, 98 % hidden")
+    assert (on["pin"].note, on["upload"].note) == ("in place", "cuda:0, 720 us, 53.0 GB/s, 98% hidden")
     copied = UploadStats((PinnedBatches("copied", 9),), 4.0, None, None, None)
     on = boxes(snapshot(pinned=True, uploads=copied))
     assert on["pin"].note == "copy, 4.00 ms"

@@ -430,9 +430,9 @@ def test_a_prediction_is_a_table():
     assert repr(found).splitlines() == [
         "               batches/s         gain",
         "now            90.0",
-        "num_workers=4  180 (162 to 198)  2.00 x (1.80 to 2.20)",
+        "num_workers=4  180 (162 to 198)  2.00x (1.80 to 2.20)",
     ]
-    for cell in ("num_workers=4", "180 (162 to 198)", "2.00 x (1.80 to 2.20)"):
+    for cell in ("num_workers=4", "180 (162 to 198)", "2.00x (1.80 to 2.20)"):
         assert f"<td>{cell}</td>" in found._repr_html_()
     unknown = Prediction(change="num_workers=4", measured=0.0, reason="20 batches are needed")
     assert "cannot tell: 20 batches are needed" in repr(unknown)

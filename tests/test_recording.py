@@ -414,7 +414,7 @@ def test_a_recording_has_the_epochs_faults_and_marks_of_a_run(run):
     shown = [line["text"] for m in recording.messages for line in m["news"].get("events", [])]
     assert "worker 1 restarted by request" in shown
     last = {name: payload for m in recording.messages for name, payload in m["payloads"].items()}
-    assert last["summary"]["progress"]["text"] == "epoch 1 · batch 6 of 6 · 100 %"
+    assert last["summary"]["progress"]["text"] == "epoch 1 · batch 6 of 6 · 100%"
 
 
 PROGRAM = """

@@ -857,7 +857,7 @@ def test_a_remedy_is_tried_on_the_samples_and_nothing_is_changed(archive):
         assert found[1].gain > 2
         assert found[1].difference.equal
         assert "from the second epoch on" in text
-        for part in ("<table>", "kept_load", f"{only.gain:.1f} x"):
+        for part in ("<table>", "kept_load", f"{only.gain:.1f}x"):
             assert part in html
         listed = loader.remedies(samples=0)
         assert [one.name for one in listed] == ["read-each-time"]
@@ -1013,4 +1013,4 @@ def test_pictures_that_differ_are_shown_beside_each_other(files):
     assert jpeg.code.count("draft") == 1
     html = found._repr_html_()
     assert html.count("data:image/png;base64,") == 3
-    assert re.search(r"difference, [\d.]+ x as bright", html)
+    assert re.search(r"difference, [\d.]+x as bright", html)

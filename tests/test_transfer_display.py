@@ -108,7 +108,7 @@ def test_the_figure_has_hover_text_with_the_throughput():
     sources = [r.data_source.data for r in timeline(Trace(epoch(10))).renderers]
     tips = [s["tip"][0] for s in sources if "tip" in s]
     assert len(tips) == 7
-    assert "batch 0\n8.00 MB to cuda:0 in 4.00 ms: 2.00 GB/s\n75 % hidden behind the work of the loop" in tips
+    assert "batch 0\n8.00 MB to cuda:0 in 4.00 ms: 2.00 GB/s\n75% hidden behind the work of the loop" in tips
 
 
 def test_the_live_timeline_has_rows_for_pinning_and_uploads():
@@ -117,7 +117,7 @@ def test_the_live_timeline_has_rows_for_pinning_and_uploads():
     assert pin.blocks == (("pin", 18 * MS, 20 * MS),)
     assert pin.tip == "batch 0\npinned by a copy in 2.00 ms"
     assert upload.blocks == (("upload", 20 * MS, 24 * MS),)
-    assert upload.tip == "batch 0\n8.00 MB to cuda:0 in 4.00 ms: 2.00 GB/s\n75 % hidden behind the work of the loop"
+    assert upload.tip == "batch 0\n8.00 MB to cuda:0 in 4.00 ms: 2.00 GB/s\n75% hidden behind the work of the loop"
     drawn = svg(rows)
     assert drawn.index("your loop") < drawn.index("to cuda:0") < drawn.index("pin<") < drawn.index("worker 0")
     assert drawn.count(KINDS["upload"].color) == drawn.count(KINDS["pin"].color) == 1

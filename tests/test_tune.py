@@ -118,7 +118,7 @@ def test_whatever_the_rates_are_the_search_ends_within_its_limits(rates, start, 
     ids=["waits", "computes and waits", "computes", "other programs"],
 )
 def test_the_search_comes_close_to_the_best_of_a_grid_where_rates_vary(rate):
-    """As on a busy machine: each measurement is off by 15 %, and all of them by the load, which drifts."""
+    """As on a busy machine: each measurement is off by 15%, and all of them by the load, which drifts."""
     grid = [rate(workers, 2)[0] for workers in (1, 2, 3, 4, 6, 8, 12, 16)]
     reached = []
     for seed in range(40):
@@ -135,7 +135,7 @@ def test_the_search_comes_close_to_the_best_of_a_grid_where_rates_vary(rate):
             error = statistics.stdev(rates) / statistics.mean(rates) / 6**0.5
             found.measured(setting, Measurement(statistics.mean(rates), error, waited, 100, seconds))
         reached.append(rate(found.result.num_workers, 2)[0] / max(grid))
-    assert sorted(reached)[2] >= 0.95, reached  # in 95 % of the searches
+    assert sorted(reached)[2] >= 0.95, reached  # in 95% of the searches
 
 
 @pytest.mark.unit

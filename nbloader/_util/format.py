@@ -42,8 +42,13 @@ def consumable(rate: float) -> str:
 
 
 def percent(share: float) -> str:
-    """Format a fraction from 0 to 1 as "62 %"; a positive fraction that would round to 0 becomes "< 1 %"."""
-    return "< 1 %" if 0 < share < _ALMOST_NOTHING else f"{100 * share:.0f} %"
+    """Format a fraction from 0 to 1 as "62%"; a positive fraction that would round to 0 becomes "< 1%"."""
+    return "< 1%" if 0 < share < _ALMOST_NOTHING else f"{100 * share:.0f}%"
+
+
+def factor(value: float, form: str = ".1f") -> str:
+    """Format how many times as much something is: 3.94 -> "3.9x". `form` is the format of the number."""
+    return f"{value:{form}}x"
 
 
 def duration(seconds: float) -> str:

@@ -122,7 +122,7 @@ def _figure(chart: Chart, columns: Columns, *, static: bool = False) -> Figure:
     if chart.series[0].stage:
         tips += [(s.label, f"@{s.column}{{0.00}} ms; p50 / p95 / p99: @tip_{s.stage}") for s in chart.series]
     else:
-        form = "{0 %}" if chart.is_share else "{0.0}"
+        form = "{0%}" if chart.is_share else "{0.0}"
         tips += [(s.label, f"@{s.column}{form}") for s in chart.series]
     fig.add_tools(HoverTool(renderers=[touched], tooltips=tips, mode="vline", line_policy="nearest"))
     fig.xaxis.formatter = PrintfTickFormatter(format="%g s" if static else "%d s")

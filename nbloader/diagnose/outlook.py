@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from nbloader._util.format import plural
+from nbloader._util.format import factor, plural
 from nbloader.diagnose.causes import BY_NAME, CAUSES
 from nbloader.diagnose.causes.slow_worker import SLOW_WORKER
 from nbloader.diagnose.tune import MAX_PREFETCH
@@ -129,10 +129,10 @@ def _workers(present: Present, predict: Callable[[dict[str, int]], Prediction]) 
 def _change(what: str, suggestion: Suggestion, prediction: Prediction) -> Change:
     speedup = prediction.speedup or 0.0
     if speedup >= WORTH:
-        digits = 2 if speedup < PRECISE else 1
-        interval = f"{prediction.low:.{digits}f} to {prediction.high:.{digits}f}"
-        exact = prediction.gain() if prediction.at_least else f"{speedup:.{digits}f} x ({interval})"
-        gain = exact if prediction.low > 1.0 else f"unclear ({interval} x)"
+        form = ".2f" if speedup < PRECISE else ".1f"
+        interval = f"{prediction.low:{form}} to {prediction.high:{form}}"
+        exact = prediction.gain() if prediction.at_least else f"{factor(speedup, form)} ({interval})"
+        gain = exact if prediction.low > 1.0 else f"unclear ({interval}x)"
     else:
         gain = "nothing" if speedup > 1 / WORTH else "slower"
     return Change(speedup, f"{what}: {gain}", suggestion, prediction.low)

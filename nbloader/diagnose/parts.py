@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 SMALL_WAIT = 0.1
 """A loop that waits for less than this share of its time is the bottleneck itself: without any wait it would be at most
-11 % faster."""
+11% faster."""
 MIN_BATCHES = 3
 """Minimum number of batches after the first one for a verdict."""
 MAJORITY = 0.5

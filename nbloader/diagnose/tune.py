@@ -484,7 +484,7 @@ def table(trials: Sequence[Trial], best: Trial | None) -> str:
         bar = "\N{FULL BLOCK}" * max(1, round(20 * m.rate / highest))
         note = outcome(trial, best, trials)
         lines.append(
-            f"{trial.setting!s:<{width}}  {number(m.rate):>8} batches/s  loop waits {percent(m.wait_share):>5}  "
+            f"{trial.setting!s:<{width}}  {number(m.rate):>8} batches/s  loop waits {percent(m.wait_share):>4}  "
             f"{bar:<20}  {note}"
         )
     return "\n".join(lines)

@@ -33,7 +33,7 @@ from dataclasses import dataclass, replace
 from html import escape
 from typing import TYPE_CHECKING, NamedTuple
 
-from nbloader._util.format import number, percent, text_table
+from nbloader._util.format import factor, number, percent, text_table
 from nbloader.diagnose.causes import BY_NAME, CORES_TAKEN, LOCK, PICKLE
 from nbloader.diagnose.causes.interpreter_lock import INTERPRETER_LOCK
 from nbloader.diagnose.without_line import LineTime, gain_without
@@ -65,7 +65,7 @@ HIT_TIMES = 0.8, 1.25
 """Range of the cost of a cache hit, as multiples of the measured cost, which varies with the arguments and with other
 programs."""
 OVER = 10
-"""A larger speedup is given as "over 10 x". It depends on the little time that would be left, such as for handing over
+"""A larger speedup is given as "over 10x". It depends on the little time that would be left, such as for handing over
 a batch, and this takes longer in a slow loop, where each batch finds cold caches."""
 COLUMNS = ("", "batches/s", "gain")
 """Headings of the table of a prediction."""
@@ -243,7 +243,7 @@ class Prediction:
         return None if self.speedup is None else self.speedup * self.measured * self.batches
 
     def gain(self, unit: str = "", *, interval: bool = True) -> str:
-        """The speedup as text, such as "1.88 x as fast (1.70 to 2.00)"; "" if there is no prediction.
+        """The speedup as text, such as "1.88x as fast (1.70 to 2.00)"; "" if there is no prediction.
 
         Args:
             unit: What follows the number, such as " as fast".
@@ -252,8 +252,8 @@ class Prediction:
         if self.speedup is None:
             return ""
         if self.at_least:
-            return f"over {self.at_least} x{unit}"
-        return f"{self.speedup:.2f} x{unit}" + (f" ({self.low:.2f} to {self.high:.2f})" if interval else "")
+            return f"over {self.at_least}x{unit}"
+        return f"{factor(self.speedup, '.2f')}{unit}" + (f" ({self.low:.2f} to {self.high:.2f})" if interval else "")
 
     @property
     def at_least(self) -> int:
@@ -680,12 +680,16 @@ def _replayed(
     extremes = [found.speedup for found in by_variant]
     speedup = statistics.median(extremes)
     if max(extremes) > WIDE * max(1e-9, min(extremes)) and not wide:
-        text = f"it may be {min(extremes):.2f} x to {max(extremes):.2f} x, {_unmeasured(costs_change)}{instead}"
+        text = f"{_may_be(min(extremes), max(extremes))}, {_unmeasured(costs_change)}{instead}"
         return replace(none, reason=text, replay_error=error)
     if high > WIDE * WIDE * low and not wide:
-        text = f"it may be {low:.2f} x to {high:.2f} x, because the batches differ too much from each other{instead}"
+        text = f"{_may_be(low, high)}, because the batches differ too much from each other{instead}"
         return replace(none, reason=text, replay_error=error)
     return replace(none, speedup=speedup, low=low, high=high, replay_error=error)
+
+
+def _may_be(low: float, high: float) -> str:
+    return f"it may be {factor(low, '.2f')} to {factor(high, '.2f')}"
 
 
 class _Interval(NamedTuple):

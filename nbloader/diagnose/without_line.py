@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from nbloader.metrics.evidence import Evidence
 
 LEAST = 0.01
-"""Smallest share of the loop's time that is left, so that a gain is at most 100 x."""
+"""Smallest share of the loop's time that is left, so that a gain is at most 100x."""
 
 
 class LineTime(NamedTuple):

@@ -14,8 +14,8 @@ SUPERSEDED_TIMEOUT = 2.0
 """Seconds without a request after which a loader stops its workers if the cell that created it was run again."""
 MEMORY_RELEASE_DELAY = KEEP
 """Seconds without a request, between epochs, after which idle workers release unused memory. The next epoch must
-allocate it again: with 2 s, epochs of 40 batches of 38 MB separated by pauses reached 12 % of the memcpy bandwidth of
-one thread instead of 50 %."""
+allocate it again: with 2 s, epochs of 40 batches of 38 MB separated by pauses reached 12% of the memcpy bandwidth of
+one thread instead of 50%."""
 
 
 class IdleWatch:

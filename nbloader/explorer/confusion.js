@@ -27,7 +27,7 @@ class Confusion {
     const { classes, counts } = data, [rows, across] = this.pair;
     const sum = (numbers) => numbers.reduce((total, number) => total + number, 0);
     const total = sum(counts.map(sum)), equal = sum(counts.map((line, at) => line[at]));
-    write(this.sentence, total ? `${rows} and ${across} are the same in ${whole(equal)} of ${whole(total)} samples (${((100 * equal) / total).toFixed(1)} %).` : "No sample has both.");
+    write(this.sentence, total ? `${rows} and ${across} are the same in ${whole(equal)} of ${whole(total)} samples (${((100 * equal) / total).toFixed(1)}%).` : "No sample has both.");
     const most = Math.max(1, ...counts.flat());
     const head = make("tr", "", make("thead", "", this.table));
     make("td", "", head, `${rows} ↓ ${across} →`).className = "nbl-note";

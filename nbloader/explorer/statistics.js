@@ -473,7 +473,7 @@ class Statistics {
   drawCosts(costs) {
     this.costs.replaceChildren();
     const name = ({ value }) => (Array.isArray(value) ? value.map((edge) => valueText(this.bySelect.value, edge)).join(" to ") : value);
-    const share = (value) => (value > 0 && value < 0.005 ? "< 1 %" : `${Math.round(100 * value)} %`);
+    const share = (value) => (value > 0 && value < 0.005 ? "< 1%" : `${Math.round(100 * value)}%`);
     const excess = ({ share_of_samples, share_of_time }) => share_of_time - share_of_samples;
     const [dear] = costs.filter((line) => line.share_of_time > 1.5 * line.share_of_samples).sort((a, b) => excess(b) - excess(a));
     const sentence = dear && `${this.bySelect.value} ${name(dear)} is ${share(dear.share_of_samples)} of the samples and ${share(dear.share_of_time)} of the time.`;

@@ -39,7 +39,7 @@ def windows_of(array: NDArray[Any]) -> list[tuple[str, Limits]]:
     finite = values[np.isfinite(values)]
     low, high = (float(edge) for edge in np.percentile(finite, TAILS))
     every = ("all values", limits)
-    tails = [("1 to 99 %", Limits(low, high, f"{number(low)} to {number(high)}"))] if low < high else []
+    tails = [("1 to 99%", Limits(low, high, f"{number(low)} to {number(high)}"))] if low < high else []
     if not (finite.min() <= AIR and DENSE <= finite.max() <= HIGHEST):
         return [every, *tails]
     tissues = [

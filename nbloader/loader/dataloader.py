@@ -1005,7 +1005,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         Returns at once. Call it before the loop, or while it runs: the search begins with the first batches and changes
         the settings of this loader in the middle of an epoch. Each setting is measured for a few seconds, and those
         that may be the fastest are measured again in turns. The fastest setting is kept if it is faster than the
-        present one by more than 3 %. The batches stay the same, byte for byte: the number of workers is not changed for
+        present one by more than 3%. The batches stay the same, byte for byte: the number of workers is not changed for
         an iterable dataset, or if workers draw from random generators of their own. No worker is killed: one that is
         removed ends after its present sample, however long that takes, and so releases the locks that it holds.
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 from nbloader._util.code_places import place_of, source_line
+from nbloader._util.format import factor
 from nbloader.diagnose.what_if import Prediction
 from nbloader.diagnose.without_line import LineTime
 from nbloader.errors import NbloaderError
@@ -246,7 +247,7 @@ def _lock_wait(hot: HotLines, line: HotLine) -> float:
 
 
 def _no_gain(tried: Sequence[RemedyResult]) -> str:
-    names = ", ".join(f"{one.name} ({one.gain:.2f} x, {one.difference})" for one in tried)
+    names = ", ".join(f"{one.name} ({factor(one.gain, '.2f')}, {one.difference})" for one in tried)
     return f"What is known for these lines gains nothing here: {names}."
 
 

@@ -213,7 +213,7 @@ class HotLines:
 
 
 def describe_split(part: HotLine | HotLines) -> str:
-    """Describe how some time is divided, such as "40 % computing, 60 % waiting (50 % for a core)"."""
+    """Describe how some time is divided, such as "40% computing, 60% waiting (50% for a core)"."""
     core = f" ({percent(part.queued)} for a core)" if part.queued >= _NOTABLE else ""
     return f"{percent(part.computing)} computing, {percent(part.waiting)} waiting{core}"
 

@@ -224,7 +224,7 @@ class Outlook(NamedTuple):
     """How much changes would speed up the loop."""
 
     text: str = ""
-    """The predictions, such as "4 workers: 2.9 x (2.6 to 3.1); a larger window: nothing"; "" if there are none."""
+    """The predictions, such as "4 workers: 2.9x (2.6 to 3.1); a larger window: nothing"; "" if there are none."""
     suggestions: tuple[Suggestion, ...] = ()
     """Changes that would help: first a restart of workers, then settings by decreasing gain."""
 

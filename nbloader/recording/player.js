@@ -165,7 +165,7 @@ class Player {
     this.clock = make("span", "nbl-note nbl-clock", line);
     const speed = make("select", "", line);
     speed.setAttribute("aria-label", "Speed");
-    for (const value of SPEEDS) make("option", "", speed, `${value} ×`).value = String(value);
+    for (const value of SPEEDS) make("option", "", speed, `${value}×`).value = String(value);
     speed.value = "1";
     speed.addEventListener("change", () => { this.speed = Number(speed.value); });
     if (this.runs.length > 1) this.buildForks(bar);

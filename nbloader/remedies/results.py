@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import overload
 
-from nbloader._util.format import clean, duration, percent, plural
+from nbloader._util.format import clean, duration, factor, percent, plural
 from nbloader.diagnose.what_if import Prediction
 from nbloader.metrics.hot_lines import HotLine
 from nbloader.remedies.difference import EQUAL, Difference, largest
@@ -128,7 +128,7 @@ class RemedyResult:
             return f"{percent(self.locked)} waiting for it", "", "", str(self.difference), loop
         threads = self.proposal.saves == "threads"
         before, after = (cost.computing if threads else cost.seconds for cost in (self.before, self.after))
-        return duration(before), duration(after), f"{self.gain:.1f} x", str(self.difference), loop
+        return duration(before), duration(after), factor(self.gain), str(self.difference), loop
 
     def _times(self) -> str:
         """What a sample takes now and instead, with the gain."""
@@ -139,7 +139,7 @@ class RemedyResult:
         kind = " of CPU time" if threads else ""
         before, after = (cost.computing if threads else cost.seconds for cost in (self.before, self.after))
         later = " from the second epoch on" if self.proposal.saves == "later" else ""
-        return f"{duration(before)}{kind} now, {duration(after)} instead{later} ({self.gain:.1f} x)"
+        return f"{duration(before)}{kind} now, {duration(after)} instead{later} ({factor(self.gain)})"
 
 
 class Remedies(Sequence[RemedyResult]):
@@ -211,7 +211,7 @@ def named_pictures(found: RemedyResult) -> list[tuple[str, bytes]]:
     """Return the names and the PNG files of the pictures; an empty list if there are none."""
     if found.pictures is None:
         return []
-    names = (*PICTURES[:2], f"{PICTURES[2]}, {found.pictures.brighter:.3g} x as bright")
+    names = (*PICTURES[:2], f"{PICTURES[2]}, {factor(found.pictures.brighter, '.3g')} as bright")
     return list(zip(names, found.pictures[:3], strict=True))
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 WIDTH = 80
 WORKERS = "Workers; batches since the loader was created"
 WORKER_COLUMNS = ("worker", "pid", "state", "batch", "for", "batches", "per s", "CPU", "memory", "restarts")
-STAGE_COLUMNS = ("stage, ms", "mean", "median", "95 %", "99 %", "max")
+STAGE_COLUMNS = ("stage, ms", "mean", "median", "95%", "99%", "max")
 SAMPLE_COLUMNS = ("sample", "took", "batch", "epoch", "worker")
 SLOWEST = "Slowest samples of the last three epochs"
 BAR = 24
@@ -267,7 +267,7 @@ def _worker_row(w: WorkerStats, s: Snapshot) -> list[str]:
         "-" if w.batch_age is None else age(w.batch_age),
         f"{w.batches:,}",
         number(w.batches_per_second),
-        "-" if w.cpu_percent is None else f"{w.cpu_percent:.0f} %",
+        "-" if w.cpu_percent is None else f"{w.cpu_percent:.0f}%",
         "-" if w.rss is None else megabytes(w.rss),
         str(w.restarts),
     ]

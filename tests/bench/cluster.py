@@ -138,7 +138,7 @@ def ray_data(nodes):
         text = "; ".join(f"first batch {first:.2f} s, {rate:.0f} batches/s" for first, rate in turns)
         print(f"{name}, {workers} workers, {epochs} epochs: {text}", flush=True)
     first, faster = (statistics.median(a[k] / b[k] for a, b in zip(ours, theirs, strict=True)) for k in (0, 1))
-    print(f"ray-data: {faster:.1f} x the rate of Ray Data, first batch after {first:.0%} of its time")
+    print(f"ray-data: {faster:.1f}x the rate of Ray Data, first batch after {first:.0%} of its time")
 
 
 ROWS = {"waiting": waiting, "large": large, "tiny": tiny, "ray-data": ray_data}

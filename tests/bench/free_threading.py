@@ -76,7 +76,7 @@ def compare(dataset: Computed, output: Literal["numpy", "torch"]) -> None:
         wall, cpu = statistics.median(walls[n]), statistics.median(cpus[n])
         print(f"{output}, {n} threads: {wall:.3f} s, {cpu:.3f} s of CPU time")
     pairs = [one / two for one, two in zip(walls[1], walls[2], strict=True)]
-    print(f"{output}, speedup {statistics.median(pairs):.2f} x ({min(pairs):.2f} to {max(pairs):.2f})")
+    print(f"{output}, speedup {statistics.median(pairs):.2f}x ({min(pairs):.2f} to {max(pairs):.2f})")
 
 
 if __name__ == "__main__":

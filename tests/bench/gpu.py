@@ -104,13 +104,13 @@ def line(row):
     ratios = [a / b for a, b in zip(row["turns"]["nbloader"], row["turns"]["torch"], strict=True)]
     limit = max(row["copy"], row["step"])
     what = "a plain copy's bandwidth" if row["copy"] >= row["step"] else "the step's own rate"
-    target = "90 %" if row["copy"] >= row["step"] else "99 %"
-    target = f"{target}; 3 x torch" if row["nbytes"] > 1 << 20 else target
+    target = "90%" if row["copy"] >= row["step"] else "99%"
+    target = f"{target}; 3x torch" if row["nbytes"] > 1 << 20 else target
     ways = ", ".join(f"{way} {count}" for way, count in row["ways"])
-    hidden = "" if row["hidden"] is None else f"{100 * row['hidden']:.0f} %"
+    hidden = "" if row["hidden"] is None else f"{100 * row['hidden']:.0f}%"
     return (
-        f"| {row['size']}, step {row['ms']:g} ms | {theirs:,.1f} | {ours:,.1f} | {statistics.median(ratios):.1f} x "
-        f"({min(ratios):.1f} - {max(ratios):.1f}) | {100 * ours * limit:.0f} % of {what} | {hidden} | {ways} "
+        f"| {row['size']}, step {row['ms']:g} ms | {theirs:,.1f} | {ours:,.1f} | {statistics.median(ratios):.1f}x "
+        f"({min(ratios):.1f} - {max(ratios):.1f}) | {100 * ours * limit:.0f}% of {what} | {hidden} | {ways} "
         f"| {target} |"
     )
 

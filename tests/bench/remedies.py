@@ -621,7 +621,7 @@ def setting(stats: Any) -> Change | None:
             if getattr(suggestion, name) is not None
         }
         if changed:
-            gain = re.search(r"([\d.]+) x", suggestion.label + stats.outlook.text)
+            gain = re.search(r"([\d.]+)x", suggestion.label + stats.outlook.text)
             return Change(changed, None if gain is None else float(gain[1]))
     return None
 

@@ -79,7 +79,7 @@ def ratios(turns, one, other, key="value"):
 
 
 def interval(values):
-    """A confidence interval of the median at 93 % or more, for any distribution: order statistics (the sign test).
+    """A confidence interval of the median at 93% or more, for any distribution: order statistics (the sign test).
 
     For five values it is their whole range; for eleven it reaches from the second to the tenth.
     """
@@ -99,7 +99,7 @@ def _judged(what, sign, values, want, form):
     return Verdict(f"{what} {sign} {form.format(want)}", found, verdict)
 
 
-def at_least(what, values, want, form="{:.1f} x"):
+def at_least(what, values, want, form="{:.1f}x"):
     return _judged(what, "≥", values, want, form)
 
 
@@ -136,8 +136,8 @@ def _large(turns):
     two = 100 * statistics.median(ratios(turns, "two memcpy", "memcpy"))
     low, high = interval([100 * r for r in ratios(turns, OURS, "two memcpy")])
     share = 100 * statistics.median(ratios(turns, OURS, "two memcpy"))
-    limit = f"two processes without a loader reach {two:.0f} %: {share:.0f} % ({low:.0f} to {high:.0f} %) of that"
-    return [replace(judged, found=f"{judged.found}; {one:.0f} % of one thread's memcpy; {limit}"), *others]
+    limit = f"two processes without a loader reach {two:.0f}%: {share:.0f}% ({low:.0f} to {high:.0f}%) of that"
+    return [replace(judged, found=f"{judged.found}; {one:.0f}% of one thread's memcpy; {limit}"), *others]
 
 
 def computed(torch, peers=0.0):
@@ -153,9 +153,9 @@ def computed(torch, peers=0.0):
         others_there = [TORCH, *(peer for peer in systems.PEERS if peers and peer in turns)]
         limits = []
         for system in (ALONE, BARE):
-            reach = [f"{statistics.median(ratios(turns, system, other)):.1f} x {other}" for other in others_there]
+            reach = [f"{statistics.median(ratios(turns, system, other)):.1f}x {other}" for other in others_there]
             share = 100 * statistics.median(ratios(turns, OURS, system))
-            limits.append(f"{system}: {', '.join(reach)}, nbloader at {share:.0f} % of it")
+            limits.append(f"{system}: {', '.join(reach)}, nbloader at {share:.0f}% of it")
         found = f"{judged.found}; {'; '.join(limits)}; CPU time per batch, all processes: {took}"
         return [replace(judged, found=found), *others]
 
@@ -168,10 +168,10 @@ def _of_ideal(turns, ideal, want):
     A sleep takes longer than requested. The difference is measured in the same turns, on a thread without a loader; no
     loader can come closer to the ideal.
     """
-    judged = at_least(f"the ideal of {ideal:.1f}/s", [100 * v / ideal for v in each(turns, OURS)], want, "{:.1f} %")
+    judged = at_least(f"the ideal of {ideal:.1f}/s", [100 * v / ideal for v in each(turns, OURS)], want, "{:.1f}%")
     slept = each(turns, OURS, "slept")
     share = statistics.median(100 * v * s / ideal for v, s in zip(each(turns, OURS), slept, strict=True))
-    ceiling = f"sleeps took {statistics.median(slept):.3f} x the requested time: {share:.1f} % of what they allow"
+    ceiling = f"sleeps took {statistics.median(slept):.3f}x the requested time: {share:.1f}% of what they allow"
     return [replace(judged, found=f"{judged.found}; {ceiling}")]
 
 
@@ -187,10 +187,10 @@ def _awaited(turns):
     """Judge against the ideal; an event loop without a loader, in the same turns, is reported, too."""
     job = work.WORK["async"]
     ideal = job.workers * job.concurrency / work.AWAITED / job.batch_size
-    judged = at_least(f"the ideal of {ideal:,.0f}/s", [100 * v / ideal for v in each(turns, OURS)], 95, "{:.1f} %")
+    judged = at_least(f"the ideal of {ideal:,.0f}/s", [100 * v / ideal for v in each(turns, OURS)], 95, "{:.1f}%")
     alone = [100 * v / ideal for v in each(turns, LOOP)]
     low, high = interval(alone)
-    found = f"{judged.found}; {LOOP} {statistics.median(alone):.1f} % ({low:.1f} to {high:.1f} %)"
+    found = f"{judged.found}; {LOOP} {statistics.median(alone):.1f}% ({low:.1f} to {high:.1f}%)"
     return [replace(judged, found=f"{found}; {_begun(turns)}")]
 
 
@@ -202,18 +202,18 @@ def _stragglers(turns):
 def _jpeg(turns):
     workers = work.WORK["jpeg"].workers
     part = [100 * r / workers for r in ratios(turns, OURS, "in process")]
-    return [at_least(f"{workers} x in process", part, 85, "{:.1f} %")]
+    return [at_least(f"{workers}x in process", part, 85, "{:.1f}%")]
 
 
 def _cached(turns):
     (judged,) = times(8)(turns)
     without = statistics.median(ratios(turns, OURS, UNCACHED))
-    return [replace(judged, found=f"{judged.found}; {without:.1f} x nbloader without cache; {_begun(turns)}")]
+    return [replace(judged, found=f"{judged.found}; {without:.1f}x nbloader without cache; {_begun(turns)}")]
 
 
 def _first_batch(turns, key="value"):
     """Judge the time until a first batch against torch's."""
-    return at_most("first batch, of torch's", ratios(turns, OURS, TORCH, key), STARTUP, "{:.2f} x")
+    return at_most("first batch, of torch's", ratios(turns, OURS, TORCH, key), STARTUP, "{:.2f}x")
 
 
 def _later(turns):
@@ -243,7 +243,7 @@ def _first_torch(turns):
 
 def _memory(turns):
     """What the array and a process that has imported torch take without a loader is reported, too."""
-    judged = at_most("of torch's memory", [100 * r for r in ratios(turns, OURS, TORCH)], 105, "{:.1f} %")
+    judged = at_most("of torch's memory", [100 * r for r in ratios(turns, OURS, TORCH)], 105, "{:.1f}%")
     before = f"{median(turns, OURS, 'before'):,.0f} MB of it before the loader was created"
     kept = f"{median(turns, OURS, 'segments'):,.0f} MB of segments"
     return [
@@ -270,24 +270,24 @@ def _objects(turns):
         )
         return replace(judged, found=f"{judged.found}; {others}")
 
-    memory = at_most("of one copy beyond the notebook's own", shares(OURS), 125, "{:.0f} %")
-    first = at_most("first batch, of one pickle and unpickle", parts(OURS), 1.5, "{:.2f} x")
-    return [found(memory, shares, "{:.0f} %"), found(first, parts, "{:.2f} x")]
+    memory = at_most("of one copy beyond the notebook's own", shares(OURS), 125, "{:.0f}%")
+    first = at_most("first batch, of one pickle and unpickle", parts(OURS), 1.5, "{:.2f}x")
+    return [found(memory, shares, "{:.0f}%"), found(first, parts, "{:.2f}x")]
 
 
 def _events(turns):
     """Wall time is judged; the parent's CPU time per batch, less sensitive to other load, is reported, too."""
     slower = [100 * (r - 1) for r in ratios(turns, "without events", OURS)]
-    judged = at_most("slower than without", slower, 15, "{:.1f} %")
+    judged = at_most("slower than without", slower, 15, "{:.1f}%")
     cpu = 100 * (statistics.median(ratios(turns, OURS, "without events", "cpu_us")) - 1)
-    return [replace(judged, found=f"{judged.found}; {cpu:+.1f} % CPU time of the parent")]
+    return [replace(judged, found=f"{judged.found}; {cpu:+.1f}% CPU time of the parent")]
 
 
 def _watched(turns):
     slower = [100 * (r - 1) for r in ratios(turns, OURS, "watched")]
     return [
-        at_most("slower than without", slower, 2, "{:.1f} %"),
-        at_most("of a core", each(turns, "watched", "watching"), 3, "{:.1f} %"),
+        at_most("slower than without", slower, 2, "{:.1f}%"),
+        at_most("of a core", each(turns, "watched", "watching"), 3, "{:.1f}%"),
     ]
 
 
@@ -307,7 +307,7 @@ def _startup(turns):
 
 
 def _keep(turns):
-    return [at_most("memory relative to the data", each(turns, OURS), 110, "{:.0f} %")]
+    return [at_most("memory relative to the data", each(turns, OURS), 110, "{:.0f}%")]
 
 
 def _begun(turns):
@@ -326,7 +326,7 @@ def _longer(turns, other):
 def _in_process(turns):
     """Judge the ratio where a batch of torch takes 300 us or more, and the difference of quicker ones."""
     if 1e6 / median(turns, TORCH) >= QUICK_US:
-        judged = at_least("torch", ratios(turns, OURS, TORCH), 0.75, "{:.2f} x")
+        judged = at_least("torch", ratios(turns, OURS, TORCH), 0.75, "{:.2f}x")
     else:
         judged = at_most("more than torch", _longer(turns, TORCH), 60, "{:.1f} us")
     return [replace(judged, found=f"{judged.found}; {_begun(turns)}")]

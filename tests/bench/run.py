@@ -31,7 +31,7 @@ PEER_PYTHONS = Path(".venv/peers/{}/bin/python")
 
 
 READING = (
-    "Medians; ratios are medians over interleaved turns, with the 93 % confidence interval of the median in brackets; "
+    "Medians; ratios are medians over interleaved turns, with the 93% confidence interval of the median in brackets; "
     "unclear: the interval contains the target. One full epoch before and one after the timing are compared with "
     "torch's, and so is the last batch of each timed turn."
 )

@@ -336,7 +336,7 @@ BATCHES = {
     "custom": 200,
     "wait": 160,
     "threads": 320,
-    "async": 8000,  # the first and the last 50 ms, when fewer samples are in flight, are 1 % of it
+    "async": 8000,  # the first and the last 50 ms, when fewer samples are in flight, are 1% of it
     "jpeg": 20,
     "cached": 20,
     "stragglers": 160,

@@ -261,7 +261,7 @@ def test_a_scan_finds_problems_and_histograms_filter_by_dragging_and_by_keys(  #
     statistics.get_by_text("among 119 scanned samples").wait_for()
     statistics.get_by_label("costs by this field").select_option("night")
     statistics.locator(".nbx-costs tr", has_text="True").wait_for()
-    statistics.get_by_text("night True is 10 % of the samples").wait_for()
+    statistics.get_by_text("night True is 10% of the samples").wait_for()
     page.mouse.move(0, 0)
     screenshot(page, "statistics")
     assert live.evaluate(LOW_CONTRAST) == []

@@ -28,7 +28,7 @@ NARROWEST = 0.01
 """Width of the narrowest block, as a share of the graph."""
 HINT = (
     "Finds the lines of __getitem__, collate_fn and the functions they call on which workers spend their time. Workers "
-    "are sampled while the loop waits, or all the time, which takes less than 1 % of it."
+    "are sampled while the loop waits, or all the time, which takes less than 1% of it."
 )
 NOTHING_YET = "Sampling the workers while an epoch runs: nothing found yet."
 _SOURCE, _PLACE, _LABEL = 100, 80, 60

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from nbloader._util.format import clean, percent
+from nbloader._util.format import clean, factor, percent
 from nbloader.dashboard.panels.base import Frame, Panel, Reply, section
 from nbloader.remedies.results import RemedyResult, named_pictures
 
@@ -129,7 +129,7 @@ def _first(search: _Search) -> str:
     best = next((found for found in search.found if found.samples), None)
     if best is None:
         return ""
-    gain = f"{best.gain:.1f} x" if best.cells()[2] else ""
+    gain = factor(best.gain) if best.cells()[2] else ""
     return f"{gain} {best.name} · {clean(best.line.place, _PLACE)}".strip()
 
 

@@ -169,7 +169,7 @@ def _cells(w: WorkerStats, state: str, *, running: bool) -> tuple[_Cell, ...]:
         _Cell(f"{w.batches:,}", w.batches),
         _Cell(f"{number(w.batches_per_second)}/s" if running else _NONE, round(w.batches_per_second, 3)),
         _Cell(f"{w.errors:,}" if w.errors else _NONE, w.errors),
-        _Cell(_NONE if w.cpu_percent is None else f"{w.cpu_percent:.0f} %", round(w.cpu_percent or 0)),
+        _Cell(_NONE if w.cpu_percent is None else f"{w.cpu_percent:.0f}%", round(w.cpu_percent or 0)),
         _Cell(_memory(w), -1 if memory is None else round(memory, -6)),
         _Cell(str(w.restarts), w.restarts),
     )

@@ -205,8 +205,7 @@ class Scripted:
         """The loader waits for the end of a worker."""
         if self.ends < self.workers:
             raise Hint(
-                f"your loader joins a worker, but {self.ends} x None was sent for {self.workers} workers: it waits "
-                "forever."
+                f"your loader joins a worker, but None was sent {self.ends} of {self.workers} times: it waits forever."
             )
         self.joined += 1
 
@@ -285,8 +284,8 @@ def _broken_sample(cls: Callable[..., Iterable[Any]]) -> None:
 def _all_ended(script: Scripted, when: str) -> None:
     if script.joined < script.workers:
         raise Hint(
-            f"{script.workers} workers were started, and {when} {script.ends} x None was sent and {script.joined} were "
-            "joined: the others wait for a task until the program ends."
+            f"{script.workers} workers were started, and {when} None was sent {script.ends} of {script.workers} times "
+            f"and {script.joined} were joined: the others wait for a task until the program ends."
         )
 
 

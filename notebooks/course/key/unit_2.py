@@ -270,7 +270,7 @@ class Loader(EpochLoader):
                 worker.join()
 
 
-# %% loader | mistake: step 1 again, whose workers never end | hint: 0 x None was sent
+# %% loader | mistake: step 1 again, whose workers never end | hint: None was sent 0 of
 class Loader(EpochLoader):
     pass
 
