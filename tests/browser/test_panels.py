@@ -140,7 +140,7 @@ def test_remedies_are_tried_after_a_click_while_the_loop_runs(open_notebook: Any
     screenshot(page, "remedies-trying")
     row = panel.locator("tbody tr", has_text="decoded at its full size").first
     row.wait_for()
-    row.get_by_text(re.compile(r"\d\.\dx")).first.wait_for()
+    panel.locator("tbody td", has_text=re.compile(r"^\d+\.\dx$")).first.wait_for()
     panel.locator("figure", has_text="difference").locator("img").wait_for()
     assert panel.locator("figcaption").all_inner_texts()[:2] == ["before", "after"]
     page.wait_for_function(DECODED)
