@@ -1,7 +1,8 @@
 """The course: the checks accept the key and reject wrong answers, and the notebooks run with the key filled in.
 
 One kernel runs all units, one after the other, since a kernel that imports torch takes longer than most units. After
-each check that accepts the key, the wrong answers to its task follow, in the state that the notebook has at that cell.
+each check that accepts the key, the wrong answers to its task and other right ones follow, in the state that the
+notebook has at that cell.
 """
 
 from __future__ import annotations
@@ -147,6 +148,7 @@ def test_each_prompt_to_explain_has_a_cell_and_a_model_answer(path):
             assert cell["source"] == ["*Your explanation:*"], f"{cell['id']} is not empty"
             answer = key[cell["id"]]
             assert not answer.mistakes, f"no check reads {cell['id']}"
+            assert not answer.alternatives, f"no check reads {cell['id']}"
             lines = answer.source.splitlines()
             assert lines, f"{cell['id']} is empty"
             assert all(line.startswith("# ") for line in lines), f"{cell['id']} is no comment"
@@ -333,6 +335,11 @@ def test_the_checks_accept_the_key_and_reject_wrong_answers(path, kernel):
                 where = f"{answer}, {mistake.what}: {hint}"
                 assert f": {checks.WRONG} " in hint, where
                 assert mistake.hint in hint, where
+                run(kernel, answer, key[answer].source)
+            for other in key[answer].alternatives:
+                run(kernel, answer, other.source)
+                praise = run(kernel, name, "".join(cell["source"]))
+                assert f": {checks.RIGHT} " in praise, f"{answer}, {other.how}: {praise}"
                 run(kernel, answer, key[answer].source)
         if tasks.get(name):
             run(kernel, name, "".join(cell["source"]))

@@ -4,8 +4,9 @@
 
 The text of the course is stored once, in the students' notebooks, and the answers once, in `key/`. A file there
 consists of cells: `# %% window` begins the answer to the cell `window` of the notebook, and `# %% window | mistake:
-... | hint: ...` a wrong answer that students give, with words of the hint that the check then prints. A comment below
-`# %% window-explain` is the model answer to a prompt "Explain ...", for the markdown cell below the prompt.
+... | hint: ...` a wrong answer that students give, with words of the hint that the check then prints. `# %% window |
+also right: ...` begins another answer that the check accepts. A comment below `# %% window-explain` is the model answer
+to a prompt "Explain ...", for the markdown cell below the prompt.
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ import json
 import re
 import shutil
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 COURSE = Path(__file__).resolve().parent
-HEAD = re.compile(r"^# %% (?P<cell>[\w-]+)(?: \| mistake: (?P<what>.*?) \| hint: (?P<hint>.*?))?$", re.MULTILINE)
+HEAD = re.compile(
+    r"^# %% (?P<cell>[\w-]+)(?: \| mistake: (?P<what>.*?) \| hint: (?P<hint>.*?)| \| also right: (?P<how>.*?))?$",
+    re.MULTILINE,
+)
 
 
 @dataclass(frozen=True)
@@ -35,12 +39,23 @@ class Mistake:
 
 
 @dataclass(frozen=True)
+class Alternative:
+    """Another right answer."""
+
+    how: str
+    """How it differs from the key."""
+    source: str
+    """The code of the answer cell."""
+
+
+@dataclass(frozen=True)
 class Answer:
     """The key to one answer cell."""
 
     source: str
     """The code that the cell should hold, or a comment if it is a markdown cell."""
-    mistakes: tuple[Mistake, ...]
+    mistakes: tuple[Mistake, ...] = ()
+    alternatives: tuple[Alternative, ...] = ()
 
 
 def units() -> dict[Path, Path]:
@@ -52,7 +67,7 @@ def read_key(path: Path) -> dict[str, Answer]:
     """The answers of a key, by the id of the answer cell.
 
     Raises:
-        ValueError: A heading does not name a cell, or a mistake comes before the answer.
+        ValueError: A heading does not name a cell, or another answer comes before the key's.
     """
     text = path.read_text(encoding="utf-8")
     heads = list(HEAD.finditer(text))
@@ -62,15 +77,20 @@ def read_key(path: Path) -> dict[str, Answer]:
     for head, after in zip(heads, [*heads[1:], None], strict=True):
         source = text[head.end() : after.start() if after else len(text)].strip()
         cell = head["cell"]
-        if head["what"] is None:
+        if head["what"] is None and head["how"] is None:
             if cell in answers:
                 raise ValueError(f"{path} has two answers to {cell}")
-            answers[cell] = Answer(source, ())
+            answers[cell] = Answer(source)
+            continue
+        if cell not in answers:
+            raise ValueError(f"{path} has another answer to {cell} before that of the key")
+        known = answers[cell]
+        if head["what"] is not None:
+            mistake = Mistake(head["what"], head["hint"], source)
+            answers[cell] = replace(known, mistakes=(*known.mistakes, mistake))
         else:
-            if cell not in answers:
-                raise ValueError(f"{path} has a mistake for {cell} before its answer")
-            known = answers[cell]
-            answers[cell] = Answer(known.source, (*known.mistakes, Mistake(head["what"], head["hint"], source)))
+            alternative = Alternative(head["how"], source)
+            answers[cell] = replace(known, alternatives=(*known.alternatives, alternative))
     return answers
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import operator
 from typing import NamedTuple
 
 PAGE = 4096
@@ -122,14 +123,16 @@ class File(io.RawIOBase):
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Go to another position. Nothing is read."""
         start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: len(self._data)}[whence]
-        if start + offset < 0:
-            raise ValueError(f"a file has no position {start + offset}")
-        self._at = start + offset
+        at = start + operator.index(offset)  # an unsigned integer of NumPy would wrap around below
+        if at < 0:
+            raise ValueError(f"a file has no position {at}")
+        self._at = at
         return self._at
 
     def read(self, size: int | None = -1) -> bytes:
         """Read that many bytes, or all that are left."""
-        end = None if size is None or size < 0 else self._at + size
+        size = -1 if size is None else operator.index(size)
+        end = None if size < 0 else self._at + size
         part = self._data[self._at : end]
         self._disk._touch(self.name, self._at, len(part))
         self._at += len(part)

@@ -306,6 +306,51 @@ class Records:
         return self.file.read(end - start)
 
 
+# %% records | also right: offsets are unsigned integers of NumPy
+def pack(records):
+    offsets = np.cumsum([0, *map(len, records)]).astype(np.uint32)
+    return b"".join([*records, offsets.tobytes(), struct.pack("<q", len(records))])
+
+
+class Records:
+    def __init__(self, file):
+        self.file = file
+        file.seek(-8, 2)
+        (self.length,) = struct.unpack("<q", file.read(8))
+        file.seek(-8 - 4 * (self.length + 1), 2)
+        self.offsets = np.frombuffer(file.read(4 * (self.length + 1)), np.uint32)
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, i):
+        start, end = self.offsets[i : i + 2]
+        self.file.seek(start)
+        return self.file.read(end - start)
+
+
+# %% records | mistake: lengths of two bytes | hint: that your index can hold
+def pack(records):
+    lengths = np.array([len(record) for record in records]).astype(np.uint16)
+    return b"".join([struct.pack("<q", len(records)), lengths.tobytes(), *records])
+
+
+class Records:
+    def __init__(self, file):
+        self.file = file
+        (self.length,) = struct.unpack("<q", file.read(8))
+        lengths = np.frombuffer(file.read(2 * self.length), np.uint16)
+        self.offsets = 8 + 2 * self.length + np.cumsum([0, *lengths.tolist()])
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, i):
+        start, end = self.offsets[i : i + 2].tolist()
+        self.file.seek(start)
+        return self.file.read(end - start)
+
+
 # %% records | mistake: a line for each record | hint: an index of 72 bytes is enough
 def pack(records):
     return b"\n".join(records)
