@@ -77,10 +77,10 @@ def _in_all_orders(cls: Callable[[], Any]) -> None:
 
 
 class Numbers:
-    """Sample i is i; sample `broken` raises."""
+    """Sample i is i; sample `broken` raises, and sample `missing` another kind of error."""
 
-    def __init__(self, length: int, broken: int | None = None) -> None:
-        self.length, self.broken = length, broken
+    def __init__(self, length: int, broken: int | None = None, missing: int | None = None) -> None:
+        self.length, self.broken, self.missing = length, broken, missing
 
     def __len__(self) -> int:
         return self.length
@@ -88,6 +88,8 @@ class Numbers:
     def __getitem__(self, i: int) -> int:
         if i == self.broken:
             raise OSError(f"sample {i} cannot be read")
+        if i == self.missing:
+            raise KeyError(f"sample {i} is missing")
         return i
 
 
@@ -118,12 +120,17 @@ def worker(function: Callable[..., Any]) -> str:
     tasks = EndOfTasks([(5, [2, 3]), (6, [0, 1]), (7, [9, 4]), (8, [6])])
     results = Results()
     try:
-        attempt(function, Numbers(10, broken=9), tuple, tasks, results)
+        attempt(function, Numbers(10, broken=9, missing=6), tuple, tasks, results)
     except Hint as hint:
         if "sample 9 cannot be read" in str(hint):
             raise Hint(
                 "sample 9 raised, and the exception ended the worker: nobody answers for batch 7, and the loop waits "
                 "for it forever. Catch it, and send it."
+            ) from None
+        if "sample 6 is missing" in str(hint):
+            raise Hint(
+                "sample 6 raised a KeyError, and it ended the worker: nobody answers for batch 8. Catch `Exception`: "
+                "you do not know what a dataset raises."
             ) from None
         if "NoneType" in str(hint):
             raise Hint(f"{hint} None is no task: it means that the worker should end.") from None
@@ -140,10 +147,11 @@ def worker(function: Callable[..., Any]) -> str:
         raise Hint("the batch is a list of samples: call collate on it. (Here collate makes a tuple.)")
     if made[5][0] != (2, 3):
         raise Hint(f"batch 5 has the indices [2, 3]. Its samples are (2, 3), and you sent {made[5][0]!r}.")
-    batch, error = made[7]
-    if not isinstance(error, BaseException):
-        raise Hint(f"the error of batch 7 is {error!r}: send the exception itself, so that the loop can raise it.")
-    if batch is not None or any(made[n][1] is not None for n in (5, 6, 8)):
+    for n in (7, 8):
+        sent = made[n][1]
+        if not isinstance(sent, BaseException):
+            raise Hint(f"the error of batch {n} is {sent!r}: send the exception itself, so that the loop can raise it.")
+    if any(made[n][0] is not None for n in (7, 8)) or any(made[n][1] is not None for n in (5, 6)):
         raise Hint("either the batch or the error is None in each result.")
     return "It answers each task, and a broken sample costs one batch, not a worker."
 
@@ -178,10 +186,10 @@ class Scripted:
             return
         self.sent.append(task)
         self.open.append(task)
-        if len(self.sent) > self.delivered + self.window + 1:
+        if len(self.sent) > self.delivered + self.window:
             raise Hint(
                 f"{len(self.sent)} batches were sent when the loop had {self.delivered}, and the window is "
-                f"{self.window}: a fast worker would fill the memory."
+                f"{self.window}: a fast worker would fill the memory. A batch counts until it is yielded."
             )
 
     def get(self) -> Any:
@@ -230,6 +238,7 @@ def loader(cls: Callable[..., Iterable[Any]]) -> str:
     attempt(lambda: [_all_ended(script, "after the last batch") for script in _whole_epoch(cls)])
     attempt(functools.partial(_left_early, cls))
     attempt(functools.partial(_broken_sample, cls))
+    attempt(functools.partial(_batches_of_none, cls))
     return "In order, never more than the window, errors at their place, and no worker is left behind."
 
 
@@ -241,6 +250,8 @@ def _whole_epoch(cls: Callable[..., Iterable[Any]]) -> list[Scripted]:
         for batch in cls(Numbers(length), 2, num_workers=3, window=window, collate=tuple, backend=script):
             got.append(batch)
             script.delivered = len(got)
+        if script.workers != 3:
+            raise Hint(f"num_workers is 3, and you started {script.workers}.")
         expected = [tuple(range(at, min(at + 2, length))) for at in range(0, length, 2)]
         if got != expected and sorted(got) == expected:
             raise Hint(f"the batches are all there, but the loop gets them in the order {[b[0] // 2 for b in got]}.")
@@ -279,6 +290,20 @@ def _broken_sample(cls: Callable[..., Iterable[Any]]) -> None:
             "whatever is finished first: an error that comes at another place each time is hard to find."
         )
     _all_ended(script, "when a batch has failed")
+
+
+def _batches_of_none(cls: Callable[..., Iterable[Any]]) -> None:
+    hint = Hint("a batch may be None, and your loop does not get it. How does your buffer know that a batch is there?")
+    got: list[Any] = []
+    script = Scripted(3, 4)
+    try:
+        for batch in cls(Numbers(6), 2, num_workers=3, window=4, collate=lambda _: None, backend=script):
+            got.append(batch)
+            script.delivered = len(got)
+    except Hint:  # the backend's: the loader waits for a result that it has already
+        raise hint from None
+    if got != [None] * 3:
+        raise hint
 
 
 def _all_ended(script: Scripted, when: str) -> None:
@@ -377,7 +402,8 @@ def processes(backend: Callable[[], Any], cls: Callable[..., Iterable[Any]], dat
         raise Hint(f"the batches are {news}.")
     if os.getpid() in pids:
         raise Hint(f"samples were read by process {os.getpid()}, which is this notebook: you started no process.")
-    return f"The samples were read by {len(pids)} other processes, and the class came from your notebook."
+    readers = "another process" if len(pids) == 1 else f"{len(pids)} other processes"
+    return f"The samples were read by {readers}, and the class came from your notebook."
 
 
 class Watched:

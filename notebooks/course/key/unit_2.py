@@ -104,7 +104,7 @@ def work(dataset, collate, tasks, results):
         number, indices = tasks.get()
         try:
             results.put((number, collate([dataset[i] for i in indices]), None))
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001
             results.put((number, None, error))
 
 
@@ -121,7 +121,7 @@ def work(dataset, collate, tasks, results):
         number, indices = task
         try:
             results.put((number, [dataset[i] for i in indices], None))
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001
             results.put((number, None, error))
 
 
@@ -131,7 +131,7 @@ def work(dataset, collate, tasks, results):
         number, indices = task
         try:
             results.put((number, collate([dataset[i] for i in indices]), None))
-        except OSError:
+        except Exception:  # noqa: BLE001
             continue
 
 
@@ -141,8 +141,18 @@ def work(dataset, collate, tasks, results):
         number, indices = task
         try:
             results.put((number, collate([dataset[i] for i in indices]), None))
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001
             results.put((number, None, str(error)))
+
+
+# %% worker | mistake: errors of one type only | hint: you do not know what a dataset raises
+def work(dataset, collate, tasks, results):
+    while (task := tasks.get()) is not None:
+        number, indices = task
+        try:
+            results.put((number, collate([dataset[i] for i in indices]), None))
+        except OSError as error:
+            results.put((number, None, error))
 
 
 # %% epoch
@@ -237,6 +247,72 @@ class EpochLoader(EpochLoader):
                 yield ready
                 for task in itertools.islice(later, 1):
                     tasks.put(task)
+
+
+# %% epoch | mistake: one batch too many | hint: would fill the memory
+class EpochLoader(EpochLoader):
+    def __iter__(self):
+        tasks, results = self.backend.queue(), self.backend.queue()
+        for _ in range(self.num_workers):
+            self.backend.start(work, self.dataset, self.collate, tasks, results)
+        todo = enumerate(indices_of(len(self.dataset), self.batch_size))
+        buffer, on_path = ReorderBuffer(), 0
+        for task in itertools.islice(todo, self.window + 1):
+            tasks.put(task)
+            on_path += 1
+        while on_path:
+            number, batch, _error = results.get()
+            buffer.put(number, batch)
+            for ready in buffer.ready():
+                yield ready
+                on_path -= 1
+                for task in itertools.islice(todo, 1):
+                    tasks.put(task)
+                    on_path += 1
+
+
+# %% epoch | mistake: the next task is sent before the batch is yielded | hint: counts until it is yielded
+class EpochLoader(EpochLoader):
+    def __iter__(self):
+        tasks, results = self.backend.queue(), self.backend.queue()
+        for _ in range(self.num_workers):
+            self.backend.start(work, self.dataset, self.collate, tasks, results)
+        todo = enumerate(indices_of(len(self.dataset), self.batch_size))
+        buffer, on_path = ReorderBuffer(), 0
+        for task in itertools.islice(todo, self.window):
+            tasks.put(task)
+            on_path += 1
+        while on_path:
+            number, batch, _error = results.get()
+            buffer.put(number, batch)
+            for ready in buffer.ready():
+                on_path -= 1
+                for task in itertools.islice(todo, 1):
+                    tasks.put(task)
+                    on_path += 1
+                yield ready
+
+
+# %% epoch | mistake: one worker, whatever the number is | hint: num_workers is 3, and you started 1
+class EpochLoader(EpochLoader):
+    def __iter__(self):
+        tasks, results = self.backend.queue(), self.backend.queue()
+        for _ in range(1):
+            self.backend.start(work, self.dataset, self.collate, tasks, results)
+        todo = enumerate(indices_of(len(self.dataset), self.batch_size))
+        buffer, on_path = ReorderBuffer(), 0
+        for task in itertools.islice(todo, self.window):
+            tasks.put(task)
+            on_path += 1
+        while on_path:
+            number, batch, _error = results.get()
+            buffer.put(number, batch)
+            for ready in buffer.ready():
+                yield ready
+                on_path -= 1
+                for task in itertools.islice(todo, 1):
+                    tasks.put(task)
+                    on_path += 1
 
 
 # %% loader
@@ -350,6 +426,46 @@ class Loader(EpochLoader):
                 number, batch, _error = results.get()
                 buffer.put(number, batch)
                 for ready in buffer.ready():
+                    yield ready
+                    on_path -= 1
+                    for task in itertools.islice(todo, 1):
+                        tasks.put(task)
+                        on_path += 1
+        finally:
+            for _ in workers:
+                tasks.put(None)
+            for worker in workers:
+                worker.join()
+
+
+# %% loader | mistake: a batch of None counts as one that has not arrived | hint: How does your buffer know
+class BufferOfSome(ReorderBuffer):
+    def ready(self):
+        found = []
+        while self.waiting.get(self.next) is not None:
+            found.append(self.waiting.pop(self.next))
+            self.next += 1
+        return found
+
+
+class Loader(EpochLoader):
+    def __iter__(self):
+        tasks, results = self.backend.queue(), self.backend.queue()
+        workers = [
+            self.backend.start(work, self.dataset, self.collate, tasks, results) for _ in range(self.num_workers)
+        ]
+        try:
+            todo = enumerate(indices_of(len(self.dataset), self.batch_size))
+            buffer, on_path = BufferOfSome(), 0
+            for task in itertools.islice(todo, self.window):
+                tasks.put(task)
+                on_path += 1
+            while on_path:
+                number, batch, error = results.get()
+                buffer.put(number, error or batch)
+                for ready in buffer.ready():
+                    if isinstance(ready, Exception):
+                        raise ready
                     yield ready
                     on_path -= 1
                     for task in itertools.islice(todo, 1):
