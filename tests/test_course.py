@@ -15,8 +15,10 @@ import json
 import os
 import pathlib
 import re
+import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,6 +27,8 @@ import numpy as np
 import psutil
 import pytest
 from jupyter_client import BlockingKernelClient, KernelManager
+
+from nbloader import DataLoader
 
 ROOT = pathlib.Path(__file__).parents[1]
 COURSE = ROOT / "notebooks" / "course"
@@ -43,6 +47,20 @@ for _name in [_n for _n in globals() if not _n.startswith("_") and _n not in get
 
 unit = pytest.mark.unit
 each = pytest.mark.parametrize("path", UNITS, ids=lambda p: p.stem)
+
+
+class Waits:
+    """Sample i is i, after a wait."""
+
+    def __init__(self, length, seconds):
+        self.length, self.seconds = length, seconds
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, i):
+        time.sleep(self.seconds)
+        return i
 
 
 def cells(path):
@@ -277,6 +295,43 @@ class TestChecks:
         capsys.readouterr()
         lesson.progress()
         assert capsys.readouterr().out.endswith("1 of 2 tasks are solved\n")
+
+
+@pytest.mark.slow
+class TestProof:
+    """The end of unit 6 measures loader A again, which may have changed since its check."""
+
+    @staticmethod
+    def result(cured):
+        from checks import unit_6
+
+        def sick():
+            return DataLoader(Waits(160, 0.002), batch_size=4)
+
+        def speedup(before, after):
+            return statistics.median(before) / statistics.median(after)
+
+        unit_6.prove(2, speedup, cured, sick)
+        return unit_6.unit.results["Proof"]
+
+    def test_a_loader_with_workers_is_a_proof(self):
+        result = self.result(lambda: DataLoader(Waits(160, 0.002), batch_size=4, num_workers=4, workers="thread"))
+        assert result.solved, result.text
+        assert "You predicted 2" in result.text
+
+    @pytest.mark.parametrize(
+        ("length", "seconds", "workers", "hint"),
+        [
+            pytest.param(160, 0.002, 0, "still made one after the other", id="the sick one"),
+            pytest.param(40, 0.002, 4, "the batches are not the same", id="a quarter of the data"),
+            pytest.param(160, 0.02, 4, "is not faster", id="slower"),
+        ],
+    )
+    def test_another_loader_is_none(self, length, seconds, workers, hint):
+        arguments = {"num_workers": workers, "workers": "thread"} if workers else {}
+        result = self.result(lambda: DataLoader(Waits(length, seconds), batch_size=4, **arguments))
+        assert not result.solved
+        assert hint in result.text
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ import torch
 from nbloader import DataLoader
 from nbloader.events import BatchRecord
 
-from . import Hint, Unit, attempt, number
+from . import Hint, Unanswered, Unit, attempt, number
 from .worker_side import CALLS, notes
 
 unit = Unit()
@@ -38,7 +38,7 @@ WORDS = {
 LIMIT = 60.0
 """Seconds that an epoch may take on a busy machine."""
 TURNS = 3
-"""Epochs before and after the change of loader A that are measured, in turns."""
+"""Epochs before and after the change of loader A that are measured, alternately."""
 OVERLAPS = 3
 """Batches that must have been in progress while another one was. Chance delays of a busy machine prevent many more."""
 
@@ -56,14 +56,26 @@ def _diagnosis(answer: Any, right: Collection[str], hint: str) -> None:
         raise Hint(f"the cause is not {answer!r} ({WORDS[answer]}): {hint}")
 
 
+def _made(make: Callable[[], Any]) -> DataLoader[Any]:
+    """The loader of a student.
+
+    Raises:
+        Unanswered: The function still returns the dots.
+        Hint: It returns something else than a loader.
+    """
+    loader = make()
+    if loader is ...:
+        raise Unanswered("your function still returns the dots: replace them.")
+    if not isinstance(loader, DataLoader):
+        raise Hint(f"the function should return a DataLoader, not {type(loader).__name__}.")
+    return loader
+
+
 def _epoch(make: Callable[[], Any]) -> tuple[list[Any], list[BatchRecord]]:
     """The batches of an epoch of the student's loader, and its records."""
 
     def run() -> tuple[list[Any], list[BatchRecord]]:
-        loader = make()
-        if not isinstance(loader, DataLoader):
-            raise Hint(f"the function should return a DataLoader, not {type(loader).__name__}.")
-        with loader:
+        with _made(make) as loader:
             batches = list(loader)
             return batches, [record for record in loader.events.batches() if record.epoch == 0]
 
@@ -89,6 +101,15 @@ def _same_numbers(batches: Sequence[Any], expected: Sequence[int], size: int) ->
 def a(cause: Any, cured: Callable[[], Any]) -> str:
     """No workers."""
     _diagnosis(cause, {"in_process"}, "how many workers does this loader have?")
+    return _overlapping(cured)
+
+
+def _overlapping(cured: Callable[[], Any]) -> str:
+    """What the check of loader A says of it.
+
+    Raises:
+        Hint: It has other batches, or makes them one after the other.
+    """
     batches, records = _epoch(cured)
     _same_numbers(batches, range(160), 4)
     overlaps = _overlaps(records)
@@ -110,6 +131,14 @@ def b(cause: Any, cured: Callable[[], Any]) -> str:
     if overlaps < OVERLAPS:
         raise Hint(f"{overlaps} of {len(records)} batches began while another one was in progress: workers are idle, "
                    "however many there are, if only one batch may be requested.")  # fmt: skip
+    loader = attempt(cured)
+    window = loader.stats().window
+    loader.close()
+    if window < loader.num_workers:
+        raise Hint(
+            f"the window has {window} batches, and there are {loader.num_workers} workers: some of them are always "
+            "idle."
+        )
     return f"{overlaps} of {len(records)} batches began while another one was in progress."
 
 
@@ -199,7 +228,7 @@ def f(cause: Any, cured: Callable[[], Any]) -> str:
 
 
 @unit.task("Loader G")
-def g(cause: Any, cured: Callable[[], Any]) -> str:
+def g(cause: Any, cured: Callable[[], Any], sick: Callable[[], Any]) -> str:
     """A sampler with quadratic work."""
     _diagnosis(cause, {"sampler"}, "the samples are numbers in a list. Who needs a long time to say which one is next?")
     CALLS.clear()
@@ -210,7 +239,21 @@ def g(cause: Any, cured: Callable[[], Any]) -> str:
         raise Hint(
             f"`heaviest` was called {CALLS['heaviest']} times, and it looks at all weights each time. Sort once."
         )
-    return "One sort instead of a search for each index. (And the loop's thread is free.)"
+    new, old = (attempt(_drawing, make, limit=LIMIT) for make in (cured, sick))
+    if new > old / 10:
+        raise Hint(
+            f"drawing the indices takes {1e3 * new:.3g} ms of a core, and took {1e3 * old:.3g} ms: something still "
+            "searches for each index. Sort once."
+        )
+    return f"Drawing the indices takes {1e3 * new:.3g} ms of the loop's thread instead of {1e3 * old:.3g} ms."
+
+
+def _drawing(make: Callable[[], Any]) -> float:
+    """Seconds of a core for the indices of an epoch."""
+    with make() as loader:
+        begin = time.thread_time()
+        list(loader.batch_sampler)
+        return time.thread_time() - begin
 
 
 @unit.task("Loader H")
@@ -237,7 +280,7 @@ def i(cause: Any, cured: Callable[[], Any], folder: Path) -> str:
     (folder / "notes").unlink(missing_ok=True)
 
     def epochs() -> list[list[Any]]:
-        with cured() as loader:
+        with _made(cured) as loader:
             return [list(loader) for _ in range(3)]
 
     for batches in attempt(epochs, limit=LIMIT):
@@ -268,8 +311,9 @@ def j(cause: Any, train: Callable[..., Any]) -> str:
 
 
 @unit.task("Proof")
-def prove(function: Callable[..., Any], cured: Callable[[], Any], sick: Callable[[], Any]) -> str:
+def prove(predicted: Any, function: Callable[..., Any], cured: Callable[[], Any], sick: Callable[[], Any]) -> str:
     """`speedup(before, after)` compares the seconds of some epochs, and then those of loader A."""
+    number(predicted, "times: how many times as fast loader A will be")
     for before, after, expected in (
         ([4.0, 4.4, 4.2], [2.0, 2.2, 2.1], 2.0),
         ([3.0, 3.1, 2.9], [1.5, 12.0, 1.5], 2.0),
@@ -286,12 +330,21 @@ def prove(function: Callable[..., Any], cured: Callable[[], Any], sick: Callable
         if abs(made - (statistics.median(before) - statistics.median(after))) < 1e-9:
             raise Hint(f"{call} is {made:.3g}: these are seconds that are saved. The answer is a ratio.")
         raise Hint(f"{call} is {expected:g}, and you return {made:.3g}.")
+    try:
+        _overlapping(cured)
+    except Hint as hint:
+        raise Hint(f"cure loader A first, since its check would say: {hint}") from None
     took: dict[str, list[float]] = {"before": [], "after": []}
     for _ in range(TURNS):
         took["before"].append(attempt(_seconds, sick, limit=LIMIT))
         took["after"].append(attempt(_seconds, cured, limit=LIMIT))
     said = ", ".join(f"{min(s):.2f} to {max(s):.2f} s {when}" for when, s in took.items())
-    return f"Your loader A is {attempt(function, *took.values()):.1f} times as fast: {said}, in {TURNS} epochs each."
+    if statistics.median(took["before"]) <= statistics.median(took["after"]):
+        raise Hint(f"your loader A is not faster: {said}. Run it again on a quiet machine, or look at it again.")
+    return (
+        f"Your loader A is {attempt(function, *took.values()):.1f} times as fast: {said}, in {TURNS} epochs each. You "
+        f"predicted {predicted:g}, and `what_if` is above."
+    )
 
 
 def _seconds(make: Callable[[], Any]) -> float:
