@@ -137,7 +137,7 @@ def number(answer: Any, of: str) -> Any:
         Hint: It is something else.
     """
     if isinstance(answer, bool) or not isinstance(answer, Real):  # NumPy's numbers are real, too
-        raise Hint(f"the answer is a number of {of}, not {answer!r}.")
+        raise Hint(f"the answer is a number ({of}), not {answer!r}.")
     return answer
 
 

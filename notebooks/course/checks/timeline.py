@@ -45,6 +45,8 @@ class Device:
         self.lanes: list[str] = []
         self.blocks = 0
         """Batches for which memory was taken from the device."""
+        self.frees = 0
+        """Batches whose memory was freed."""
         self.pool: list[Memory] = []  # freed
         self.main = Stream(self, "main")
 
@@ -158,6 +160,7 @@ class Memory:
         if not self.freed:
             self.freed, self.events = True, [stream.record_event() for stream in self.used]
             self.device.pool.append(self)
+            self.device.frees += 1
 
 
 WIDTH, LEFT, ROW, TOP = 820, 76, 44, 20

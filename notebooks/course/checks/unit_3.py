@@ -189,7 +189,7 @@ def bounded(cls: Callable[..., Any]) -> str:
 @unit.task("3.8 The straggler")
 def straggler(slow_sample: Any) -> str:
     """`slow_sample` is the index of the slow sample."""
-    answer = number(slow_sample, "the sample: its index")
+    answer = number(slow_sample, "the index of the sample")
     if answer == Straggler.newest:
         return f"Sample {answer}. Now you would look at it: its size, its file, its disk."
     if answer == Straggler.newest // 8:

@@ -313,7 +313,7 @@ def j(cause: Any, train: Callable[..., Any]) -> str:
 @unit.task("Proof")
 def prove(predicted: Any, function: Callable[..., Any], cured: Callable[[], Any], sick: Callable[[], Any]) -> str:
     """`speedup(before, after)` compares the seconds of some epochs, and then those of loader A."""
-    number(predicted, "times: how many times as fast loader A will be")
+    number(predicted, "how many times as fast loader A will be")
     for before, after, expected in (
         ([4.0, 4.4, 4.2], [2.0, 2.2, 2.1], 2.0),
         ([3.0, 3.1, 2.9], [1.5, 12.0, 1.5], 2.0),

@@ -144,9 +144,10 @@ def workers(answer: Any, *, measured: Mapping[str, int]) -> str:
 @unit.task("7.6 The seed of a batch")
 def seed_of(function: Callable[[int, int, int], Any]) -> str:
     """`seed_of(base_seed, epoch, batch)` is a seed for `np.random.default_rng`."""
-    bases, epochs = (7, 8, 9, 2**62 + 12_345), (0, 1, 2, 10, 11, 999)
+    bases, epochs = (7, 8, 9, 2**62 + 12_345), (0, 1, 2, 10, 11, 100, 101, 999)
+    joined = ((7 + 3 * 2**32, 5, 0), (7, 3, 5))  # the same number for NumPy, if a tuple of the three is the seed
     batches = (*range(120), *(10**power + more for power in (3, 4, 5, 6) for more in (-1, 0, 1)), 9_999_999)
-    attempt(lambda: _seeds(function, itertools.product(bases, epochs, batches)), limit=LIMIT)
+    attempt(lambda: _seeds(function, [*joined, *itertools.product(bases, epochs, batches)]), limit=LIMIT)
     return "nbloader mixes the three numbers into one of 64 bits, and seeds the global generators with it."
 
 
@@ -168,8 +169,10 @@ def _seeds(function: Callable[[int, int, int], Any], numbers: Any) -> None:
             raise Hint(f"{call} was called twice, and the seeds differ. No batch could be made a second time.")
         other = drawn.setdefault(draws, numbered)
         if other != numbered:
+            long = isinstance(seed, tuple) and max(*numbered, *other) >= 2**32
             raise Hint(
                 f"{call} and seed_of{other} give the same seed, so these two batches would have the same augmentations."
+                + (" Which number of your tuple needs more than 32 bits?" if long else "")
             )
 
 

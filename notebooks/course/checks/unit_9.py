@@ -44,7 +44,7 @@ def copy_ms(function: Callable[..., Any]) -> str:
             (1.0, ""),
             (1e-3, "these are seconds."),
             (1e3, "these are microseconds."),
-            (1e6, "these are bytes by GB per second. One GB is 1e9 bytes, and one second 1e3 ms."),
+            (1e6, "you divide bytes by GB per second. One GB is 1e9 bytes, and one second 1e3 ms."),
             (8.0, "these are bits."),
             (1e9 / 2**30, "here a GB is 1e9 bytes, not 2**30."),
             (1 / size, "this is the time of one sample."),
@@ -264,7 +264,10 @@ def faults(answer: Any) -> str:
             "E": "what had been enqueued on the main stream when the copies wait for it?",
         },
     )
-    return "A step that is slow enough, or a copy that is fast enough, hides each of the three faults."
+    return (
+        "Slow copies hide fault B. Slow steps hide A and D in all steps but the first. So a test that passes on one "
+        "machine proves nothing."
+    )
 
 
 @unit.task("9.8 Memory that comes back too early")
@@ -278,6 +281,11 @@ def allocator(function: Callable[[Device, int], Any]) -> str:
             raise Hint(
                 f"all bytes are right, but your function takes memory for {device.blocks} batches. Nothing is used "
                 "again: is it freed, and has the step that read it ended at the *host's* time of the next allocation?"
+            )
+        if device.frees < len(UNEVEN[0]):
+            raise Hint(
+                f"your function frees the memory of {device.frees} of {len(UNEVEN[0])} batches. Allocate memory for "
+                "each batch, and free it."
             )
         _fast(device, _shortest(copy, step, len(UNEVEN[0]), memory=2))
         most = max(most, device.blocks)
@@ -314,7 +322,7 @@ def _hidden(function: Callable[..., Any], measured: Mapping[str, Any]) -> None:
         ([(0, 8, 8), (10, 12, 11), (20, 30, 5)], 0.45, "9 of 20 ms were hidden."),
     ):
         made = [SimpleNamespace(upload_begin=b, uploaded=e, needed=n) for b, e, n in times]
-        found = number(function(made), "hidden time by the time of all copies")
+        found = number(function(made), "the hidden time divided by the time of all copies")
         if abs(found - expected) > 1e-9:
             listed = ", ".join(f"from {b} to {e}, needed at {n}" for b, e, n in times)
             raise Hint(f"copies {listed}: {why} The share is {expected:g}, and you return {found:g}.")

@@ -156,7 +156,7 @@ def stages(record):
     return {name: end - begin for name, begin, end in zip(names, times, times[1:], strict=False)}
 
 
-# %% stages | mistake: a stage is left out | hint: a number of milliseconds, also for 'step'
+# %% stages | mistake: a stage is left out | hint: a number (milliseconds, also for 'step'
 def stages(record):
     stamps = ["dispatched", "fetch_begin", "fetched", "collated", "received", "in_order", "delivered"]
     names = ["queue", "fetch", "collate", "transport", "reorder", "ready"]

@@ -167,7 +167,7 @@ from_disk = from_disk | {"cache of 50 pages, epoch 2 backward": 100}
 from_disk = from_disk | {"cache of 200 pages, epoch 2": 100}
 
 
-# %% cache | mistake: half of the pages is a text | hint: the answer is a number of pages
+# %% cache | mistake: half of the pages is a text | hint: the answer is a number (pages)
 from_disk = from_disk | {"cache of 50 pages, epoch 2 backward": "half"}
 
 

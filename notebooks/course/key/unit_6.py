@@ -307,7 +307,7 @@ def train(loader, draw):
 predicted_speedup = 4
 
 
-# %% predicted | mistake: text instead of a number | hint: is a number of times
+# %% predicted | mistake: text instead of a number | hint: how many times as fast
 predicted_speedup = "twice"
 
 

@@ -139,7 +139,22 @@ equal = equal | {"nbloader, 1 or 2 workers": 1, "nbloader, 2 or 3 workers": 2}
 
 # %% seed
 def seed_of(base_seed, epoch, batch):
+    return batch, epoch, base_seed
+
+
+# %% seed | also right: one number
+def seed_of(base_seed, epoch, batch):
+    return (base_seed * 1000 + epoch) * 10_000_000 + batch
+
+
+# %% seed | mistake: the long number first | hint: needs more than 32 bits
+def seed_of(base_seed, epoch, batch):
     return base_seed, epoch, batch
+
+
+# %% seed | mistake: there is room for a hundred epochs only | hint: give the same seed
+def seed_of(base_seed, epoch, batch):
+    return (base_seed * 100 + epoch) * 10_000_000 + batch
 
 
 # %% seed | mistake: the sum | hint: give the same seed
@@ -171,7 +186,7 @@ class Augmented:
         return self.length
 
     def __getitem__(self, i):
-        return np.random.default_rng((self.seed, self.epoch, i)).random()
+        return np.random.default_rng((i, self.epoch, self.seed)).random()
 
 
 # %% repair | mistake: the dataset holds a generator | hint: Each worker has a copy of something that draws
@@ -220,7 +235,7 @@ class Augmented:
         return self.length
 
     def __getitem__(self, i):
-        return np.random.default_rng((self.seed, i)).random()
+        return np.random.default_rng((i, self.seed)).random()
 
 
 # %% repair | mistake: the sum of seed, epoch and index | hint: 47 numbers of epoch 0 come again in epoch 1
@@ -246,7 +261,7 @@ class Augmented:
     def __getitem__(self, i):
         info = nbloader.get_worker_info()
         self.drawn += 1
-        return np.random.default_rng((self.seed, self.epoch, info.id if info else 0, self.drawn)).random()
+        return np.random.default_rng((self.drawn, info.id if info else 0, self.epoch, self.seed)).random()
 
 
 # %% repair | mistake: the seed is forgotten | hint: What became of the seed
@@ -258,7 +273,7 @@ class Augmented:
         return self.length
 
     def __getitem__(self, i):
-        return np.random.default_rng((self.epoch, i)).random()
+        return np.random.default_rng((i, self.epoch)).random()
 
 
 # %% repair-explain

@@ -409,6 +409,19 @@ def with_allocator(device, count):
         memory.free()
 
 
+# %% allocator | mistake: the two buffers of 9.6, and nothing is freed | hint: frees the memory of 0 of 8 batches
+def with_allocator(device, count):
+    copies, done = device.stream("copies"), []
+    memory = [device.allocate(), device.allocate()]
+    for i in range(count):
+        if i >= 2:
+            copies.wait_event(done[i - 2])
+        copies.copy(i, memory[i % 2])
+        device.main.wait_event(copies.record_event())
+        device.main.step(i, memory[i % 2])
+        done.append(device.main.record_event())
+
+
 # %% allocator | mistake: record_stream, and the host never waits | hint: at the *host's* time
 def with_allocator(device, count):
     copies = device.stream("copies")
