@@ -232,8 +232,14 @@ def _records(cls: Callable[..., Any], path: Path) -> None:
     again = send(dataset, "after the notebook has read a sample")
     if again[5] != (5).to_bytes(8, "big"):
         raise Hint("after the notebook has used it, its copy returns another sample.")
+    opened = 0
     if dataset[6] != (6).to_bytes(8, "big"):
         raise Hint("the notebook cannot use it any more after it was sent.")
+    if opened:
+        raise Hint(
+            "after it was sent, the notebook has to open the file again: `__getstate__` has changed the dataset "
+            "itself. Change a copy of `self.__dict__`."
+        )
 
 
 @unit.task("4.8 Is there a lock")

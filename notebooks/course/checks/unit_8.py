@@ -58,15 +58,18 @@ class WholeFiles(IterableDataset):  # type: ignore[type-arg]
 def lines(cls: Callable[[Any], Any]) -> str:
     """`Lines(paths)` yields the lines of some files, one after the other."""
     with text_files(3, 0, 2) as paths:
+        paths[0].write_text("a0\n\ta1 \na2", encoding="ascii")
         dataset = attempt(cls, paths)
         if not isinstance(dataset, IterableDataset):
             raise Hint("the class must inherit from `IterableDataset`: so a loader knows that it is a stream.")
-        expected = ["a0", "a1", "a2", "c0", "c1"]
+        expected = ["a0", "\ta1 ", "a2", "c0", "c1"]
         made = attempt(lambda: list(dataset))
         if made != expected:
             said = f"three files hold the lines {expected}, and you yield {made}"
             if [str(line).rstrip("\n") for line in made] == expected:
                 raise Hint(f"{said}. A line that is read from a file ends with a newline: remove it.")
+            if [str(line).strip() for line in made] == [line.strip() for line in expected]:
+                raise Hint(f"{said}. Only the newline goes: blanks and tabs belong to the line.")
             if len(made) == len(expected):
                 raise Hint(f"{said}. The last line of a file has no newline: what does your code remove there?")
             raise Hint(f"{said}.")
@@ -214,9 +217,15 @@ def _buffer(function: Callable[..., Iterable[int]]) -> tuple[int, int]:
             f"with a buffer of 4, an item came {earlier} positions earlier. So you draw among {earlier + 1} items. How "
             "many does your buffer hold when you draw?"
         )
-    never = set(range(4)) - {order[0] for order in orders}
+    firsts = collections.Counter(order[0] for order in orders)
+    never = set(range(4)) - set(firsts)
     if never:
         raise Hint(f"in {SEEDS:,} orders, item {min(never)} never came first, although the buffer holds 4 items.")
+    if min(firsts.values()) < SEEDS // 8:
+        raise Hint(
+            f"in {SEEDS:,} orders, the first 4 items came first {', '.join(str(firsts[i]) for i in range(4))} times. "
+            "Draw each item of the buffer with the same chance."
+        )
     return earlier, later
 
 
@@ -387,6 +396,16 @@ def _resume(
             "not process when the state was saved?"
         )
     _each_once(what, count, expected)
+    with make(workers[1]) as loader:
+        try:
+            loader.load_state_dict(json.loads(saved))
+        except ValueError:  # the text has more than the state, or the state in another form
+            return
+        right = [list(batch) for batch in loader]
+    made = [list(batch) for batch in rest]
+    if made != right:
+        how = "in another order" if sorted(made) == sorted(right) else "in other batches"
+        raise Hint(f"{what}: each sample came once, but {how} than the first loader would have delivered them.")
 
 
 def _is_state(saved: str) -> bool:

@@ -252,6 +252,23 @@ class Records:
         return self.__dict__ | {"file": None}
 
 
+# %% records | mistake: the dataset itself forgets its file when it is sent | hint: Change a copy of
+class Records:
+    def __init__(self, path, open_file=open):
+        self.path, self.open_file, self.file = path, open_file, None
+
+    def __getitem__(self, i):
+        if self.file is None:
+            self.file = self.open_file(self.path, "rb")
+        self.file.seek(8 * i)
+        return self.file.read(8)
+
+    def __getstate__(self):
+        state = self.__dict__
+        state["file"] = None
+        return state
+
+
 # %% has-lock
 def has_lock(sys):
     return getattr(sys, "_is_gil_enabled", lambda: True)()

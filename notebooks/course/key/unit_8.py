@@ -44,6 +44,18 @@ class Lines(IterableDataset):
                     yield line[:-1]
 
 
+# %% lines | mistake: blanks and tabs are removed, too | hint: Only the newline goes
+class Lines(IterableDataset):
+    def __init__(self, paths):
+        self.paths = paths
+
+    def __iter__(self):
+        for path in self.paths:
+            with path.open() as file:
+                for line in file:
+                    yield line.strip()
+
+
 # %% lines-explain
 # Nobody knows how many samples a stream has before it was read to its end. And shuffling means to draw indices in a
 # random order. A stream has no indices, and it decides the order itself.
@@ -214,6 +226,17 @@ def shuffled(stream, size, rng):
         items.append(item)
         if len(items) > size:
             yield items.pop(rng.randrange(len(items)))
+    rng.shuffle(items)
+    yield from items
+
+
+# %% buffer | mistake: mostly the oldest item | hint: with the same chance
+def shuffled(stream, size, rng):
+    items = []
+    for item in stream:
+        items.append(item)
+        if len(items) == size:
+            yield items.pop(rng.randrange(size) if rng.random() < 0.05 else 0)
     rng.shuffle(items)
     yield from items
 
@@ -446,6 +469,17 @@ def first_part(loader, count):
 def second_part(loader, saved):
     loader.load_state_dict(saved)
     return list(loader)
+
+
+# %% resume | mistake: the batches that are left are sorted | hint: in another order
+def first_part(loader, count):
+    batches = list(itertools.islice(loader, count))
+    return batches, json.dumps(loader.state_dict())
+
+
+def second_part(loader, saved):
+    loader.load_state_dict(json.loads(saved))
+    return sorted(loader)
 
 
 # %% resume-explain
