@@ -123,10 +123,12 @@ def attempt(code: Callable[..., Any], *arguments: Any, limit: float = LIMIT) -> 
 
 
 def _report(error: BaseException) -> str:
-    """What code of a student raised, and the innermost line of it."""
+    """What code of a student raised, and the innermost line of it: of a cell, and not of a library that it calls."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if Path(__file__).parent not in Path(frame.filename).parents]
-    line = f", at the line `{own[-1].line}`" if own and own[-1].line else ""
+    cells = [frame for frame in own if "ipykernel" in frame.filename]
+    innermost = (cells or own)[-1:]
+    line = "".join(f", at the line `{frame.line}`" for frame in innermost if frame.line)
     return f"your code raised {type(error).__name__}: {error}{line}."
 
 

@@ -132,6 +132,8 @@ def keep(first_image: Callable[[Any], Any], images: torch.Tensor) -> str:
         raise Hint(f"it returned {type(made).__name__}, not a tensor.")
     if made.shape != images.shape[1:]:
         raise Hint(f"an image has the shape {tuple(images.shape[1:])}, and you return {tuple(made.shape)}.")
+    if made.dtype != images.dtype:
+        raise Hint(f"the image is {images.dtype}, and you return {made.dtype}.")
     if not torch.equal(made, images[0]):
         raise Hint("that is not the first image.")
     if made.untyped_storage().nbytes() > made.nbytes:
@@ -181,6 +183,14 @@ def bounded(cls: Callable[..., Any]) -> str:
             )
         if 8 not in use(cache, 8):
             raise Hint("8 was used longest ago and should be gone.")
+        for limit in (1, 5):
+            cache = cls(read, limit)
+            use(cache, *range(10))
+            if len(cache) > limit or use(cache, *range(10 - limit, 10)):
+                raise Hint(
+                    f"with a limit of 3 your cache keeps what it should, but with a limit of {limit} it keeps "
+                    f"{len(cache)} of ten samples, or others than the last ones."
+                )
 
     attempt(story)
     return "It never grows beyond its limit, and keeps what is used."

@@ -80,7 +80,7 @@ def copies(answer: Any, *, measured: Mapping[str, float]) -> str:
 def pack(packing: Callable[..., Any], unpacking: Callable[..., Any]) -> str:
     """`pack(arrays, memory)` returns a header, `unpack(header, memory)` arrays on the memory."""
     attempt(lambda: _pack(packing, unpacking))
-    return "The data was copied once, and the header has only what is needed to find it."
+    return "The arrays use the memory, and the header has only what is needed to find them."
 
 
 def _pack(packing: Callable[..., Any], unpacking: Callable[..., Any]) -> None:
@@ -96,13 +96,13 @@ def _pack(packing: Callable[..., Any], unpacking: Callable[..., Any]) -> None:
     header = packing(arrays, memory)
     sent = pickle.dumps(header)
     if len(sent) > 1000 or any(isinstance(part, np.ndarray) for entry in header for part in entry):
-        raise Hint(f"the header takes {len(sent)} bytes, or has an array in it: data belongs into the memory only.")
+        raise Hint(f"the header takes {len(sent)} bytes, or has an array in it: data belongs only in the memory.")
     header = pickle.loads(sent)  # as another process gets it
     made = unpacking(header, memory)
     if len(made) != len(arrays):
         raise Hint(f"{len(arrays)} arrays were packed, and {len(made)} come out.")
     whole = np.frombuffer(memory, np.uint8)
-    taken = np.zeros(4096, bool)
+    taken, end = np.zeros(4096, bool), 0
     for n, (array, original) in enumerate(zip(made, arrays, strict=True)):
         what = f"array {n} ({original.dtype}, {original.shape})"
         if (array.dtype, array.shape) != (original.dtype, original.shape):
@@ -114,9 +114,12 @@ def _pack(packing: Callable[..., Any], unpacking: Callable[..., Any]) -> None:
         at = _address(array) - _address(whole)
         if taken[at : at + original.nbytes].any():
             raise Hint(f"{what} overlaps the array before it. How many *bytes* has an array?")
+        if at < end:
+            raise Hint(f"{what} begins at byte {at}. It should come behind the array before it, at {end} or later.")
         if at % LINE:
             raise Hint(f"{what} begins at byte {at}, which is no multiple of {LINE}. Round the offset up.")
-        taken[at : at + original.nbytes] = True
+        end = at + original.nbytes
+        taken[at:end] = True
     for n, (array, original) in enumerate(zip(made, arrays, strict=True)):  # an overlap would show as other values
         if not np.array_equal(array, original):
             raise Hint(

@@ -53,6 +53,21 @@ def collate(samples):
     return np.stack([image for image, _ in samples]), np.array([label for _, label in samples[::-1]])
 
 
+# %% collate | mistake: labels became floating-point numbers | hint: whole numbers, and became float64
+def collate(samples):
+    return np.stack([image for image, _ in samples]), np.array([label for _, label in samples], np.float64)
+
+
+# %% collate | mistake: labels are an array of Python objects | hint: whole numbers, and became object
+def collate(samples):
+    return np.stack([image for image, _ in samples]), np.array([label for _, label in samples], object)
+
+
+# %% collate | mistake: images and labels are stacked together | hint: at the line `return np.stack([np.asarray(part)
+def collate(samples):
+    return np.stack([np.asarray(part) for sample in samples for part in sample])
+
+
 # %% window
 ready = 3 * 2
 
@@ -93,6 +108,10 @@ ready_numbers = [4, 5]
 
 # %% step | mistake: the step that comes next is already begun | hint: does not grow
 ready_numbers = [4, 5, 6, 7, 8, 9, 10]
+
+
+# %% step | mistake: the right batches in another order | hint: in the order of the epoch
+ready_numbers = [9, 8, 7, 6, 5, 4]
 
 
 # %% step-explain

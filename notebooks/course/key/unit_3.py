@@ -144,6 +144,16 @@ def first_image(images):
     return images[:1].clone()
 
 
+# %% keep | mistake: converted to floating-point numbers | hint: and you return torch.float32
+def first_image(images):
+    return images[0].float()
+
+
+# %% keep | mistake: made from a list, which forgets the type | hint: and you return torch.int64
+def first_image(images):
+    return torch.tensor(images[0].tolist())
+
+
 # %% bounded
 class Cache:
     def __init__(self, read, limit):
@@ -220,6 +230,40 @@ class Cache:
             if len(self.kept) == self.limit:
                 self.kept.pop(next(iter(self.kept)))
             self.kept[i] = self.read(i)
+        return self.kept[i]
+
+    def __len__(self):
+        return len(self.kept)
+
+
+# %% bounded | mistake: it always keeps three | hint: with a limit of 1 it keeps 3
+class Cache:
+    def __init__(self, read, limit):
+        self.read, self.kept = read, {}
+
+    def __getitem__(self, i):
+        if i not in self.kept:
+            self.kept[i] = self.read(i)
+        self.kept[i] = self.kept.pop(i)
+        if len(self.kept) > 3:
+            self.kept.pop(next(iter(self.kept)))
+        return self.kept[i]
+
+    def __len__(self):
+        return len(self.kept)
+
+
+# %% bounded | mistake: it keeps three at most | hint: with a limit of 5 it keeps 3
+class Cache:
+    def __init__(self, read, limit):
+        self.read, self.limit, self.kept = read, min(limit, 3), {}
+
+    def __getitem__(self, i):
+        if i not in self.kept:
+            self.kept[i] = self.read(i)
+        self.kept[i] = self.kept.pop(i)
+        if len(self.kept) > self.limit:
+            self.kept.pop(next(iter(self.kept)))
         return self.kept[i]
 
     def __len__(self):

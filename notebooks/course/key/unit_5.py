@@ -100,7 +100,7 @@ def unpack(header, memory):
     return [np.ndarray(shape, dtype, buffer=memory, offset=offset).copy() for offset, shape, dtype in header]
 
 
-# %% pack | mistake: the arrays are in the header | hint: data belongs into the memory only
+# %% pack | mistake: the arrays are in the header | hint: data belongs only in the memory
 def pack(arrays, memory):
     return [(0, array) for array in arrays]
 
@@ -116,6 +116,20 @@ def pack(arrays, memory):
         np.ndarray(array.shape, array.dtype, buffer=memory, offset=offset)[...] = array
         header.append((offset, array.shape, array.dtype))
         offset = (offset + array.size + 63) // 64 * 64
+    return header
+
+
+def unpack(header, memory):
+    return [np.ndarray(shape, dtype, buffer=memory, offset=offset) for offset, shape, dtype in header]
+
+
+# %% pack | mistake: from the end of the memory to its beginning | hint: should come behind the array before it
+def pack(arrays, memory):
+    header, end = [], len(memory)
+    for array in arrays:
+        offset = end = (end - array.nbytes) // 64 * 64
+        np.ndarray(array.shape, array.dtype, buffer=memory, offset=offset)[...] = array
+        header.append((offset, array.shape, array.dtype))
     return header
 
 
