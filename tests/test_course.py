@@ -213,6 +213,14 @@ def test_the_instructors_notebooks_are_written_with_what_they_need(tmp_path):
     assert names == {*(p.name for p in UNITS), "checks", "drawings"}
 
 
+def test_students_get_the_same_notebooks_without_the_key(tmp_path):
+    command = [sys.executable, COURSE / "instructor.py", "--students", tmp_path / "students"]
+    subprocess.run(command, check=True, capture_output=True)
+    assert {p.name for p in (tmp_path / "students").iterdir()} == {*(p.name for p in UNITS), "checks", "drawings"}
+    for path in UNITS:
+        assert (tmp_path / "students" / path.name).read_bytes() == path.read_bytes()
+
+
 @unit
 class TestSlides:
     """The slides are one notebook, without code cells: a slide, and then its notes."""

@@ -1,6 +1,7 @@
-"""For instructors: the notebooks of the course with the key filled in.
+"""For instructors: the notebooks of the course with the key filled in, or without the key.
 
     python instructor.py ../../build/key    write the notebooks, with the key in the answer cells, into a folder
+    python instructor.py --students ../../build/students    write what students get: the notebooks without the key
 
 The text of the course is stored once, in the students' notebooks, and the answers once, in `key/`. A file there
 consists of cells: `# %% window` begins the answer to the cell `window` of the notebook, and `# %% window | mistake:
@@ -129,16 +130,23 @@ def is_check(cell: dict[str, Any]) -> bool:
 
 def main() -> None:
     """Write the notebooks into the folder that the command line names, with what they need beside them."""
-    if len(sys.argv) != 2:
-        sys.exit(__doc__)
-    to = Path(sys.argv[1])
+    match sys.argv[1:]:
+        case ["--students", folder]:
+            with_key = False
+        case [folder] if not folder.startswith("-"):
+            with_key = True
+        case _:
+            sys.exit(__doc__)
+    to = Path(folder)
     to.mkdir(parents=True, exist_ok=True)
     for path, key in units().items():
-        notebook = filled(json.loads(path.read_text(encoding="utf-8")), read_key(key))
-        (to / path.name).write_text(json.dumps(notebook, indent=1) + "\n", encoding="utf-8")
+        notebook = json.loads(path.read_text(encoding="utf-8"))
+        if with_key:
+            notebook = filled(notebook, read_key(key))
+        (to / path.name).write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     for folder in ("checks", "drawings"):
         shutil.copytree(COURSE / folder, to / folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
-    print(f"{len(units())} notebooks with the key: {to}")
+    print(f"{len(units())} notebooks {'with' if with_key else 'without'} the key: {to}")
 
 
 if __name__ == "__main__":
