@@ -145,3 +145,42 @@ def test_the_cost_of_a_batch_of_another_machine_is_measured():
     (first, second) = printed("import cluster_driver as c; c.measure(32, 2, 50); c.measure(8000, 2, 50)")
     assert first.lstrip().startswith("32 bytes")
     assert "us of CPU per batch" in second
+
+
+def test_results_of_remedies_are_written_into_the_documentation_without_a_run(tmp_path, monkeypatch):
+    pytest.importorskip("h5py")
+    monkeypatch.syspath_prepend(str(BENCH))
+    import remedies
+
+    monkeypatch.setattr(remedies, "RESULTS", tmp_path / "results.json")
+    monkeypatch.setattr(remedies, "PAGE", tmp_path / "page.md")
+    (tmp_path / "page.md").write_text(f"before\n{remedies.BEGIN}\nold\n{remedies.END}\nafter\n", encoding="utf-8")
+    rows = [
+        remedies.Row("close", "collate", "x = 1", True, "Write __getitems__", "equal", "", 2.0, 2.2),
+        remedies.Row("far", "lock", "a | b", False, "name=2", "differ", " by up to 4", 20.0, 9.0),
+        remedies.Row("no line", "startup", "starting", None),
+        remedies.Row("broken", problem="it needs a package"),
+    ]
+    remedies.Results(rows, "2026-11-28", 2, "3.11", "2.13", 0.5).store()
+    again = remedies.Results.stored()
+    again.replace([remedies.Row("far", "lock", "a | b", False, "name=2", "differ", " by up to 4", 20.0, 11.0)])
+    again.store()
+    monkeypatch.setattr(sys, "argv", ["remedies.py", "--render"])
+    remedies.main()
+    page = (tmp_path / "page.md").read_text(encoding="utf-8")
+    assert [line for line in page.splitlines() if line.startswith("| ")][1:] == [
+        "| close | 2.20x | 2.00x | equal | Write `__getitems__` | `collate` | `x = 1` |",
+        "| far | 11.00x | 20.00x | differ | `name=2` | `lock` | `a \\| b` (another line) |",
+        "| no line | - | - | - | none gains anything | `startup` | - |",
+    ]
+    prose = " ".join(page.split())
+    assert 'With the remedy for "far", a sample differs by up to 4.' in prose
+    assert "first in 1 of 2, and the loop is at least 1.5 times as fast in 2 of 3." in prose
+    assert 'There is no slow line in "no line".' in prose
+    assert "up to 10x, 1 of 1 are within 15% of what was measured." in prose
+    assert 'shown as "over 10x", which was right in 1 of 1.' in prose
+    assert '"broken" is left out: it needs a package.' in prose
+    assert 'The figures of "far" are of another run.' in prose
+    assert page.startswith("before\n")
+    assert page.endswith(f"{remedies.END}\nafter\n")
+    assert "old" not in page

@@ -1,12 +1,17 @@
 """Slow loaders as found in forums, and what doing as the screen says gains.
 
-    make bench-remedies                  all loaders, each in turn; writes the table into docs/explanation/benchmarks.md
-    make bench-remedies ONLY=json,lock   those whose names begin so; the documentation is left alone
+    make bench-remedies                     all loaders, each in turn; writes the table into the documentation
+    make bench-remedies ONLY=JSON,lock      those whose names begin so; the documentation is left alone
+    python tests/bench/remedies.py --render measures nothing, and writes the stored results into the documentation
 
 Each loader runs for some seconds with two workers. Then the screen is read: the cause in the verdict, the slowest line,
-and the first remedy of `loader.remedies()`, or the first suggested setting if there is none. The remedy's code is put
-into the place of the present code, as a user would paste it, and both loops are measured in turns. A loader counts as
-gained if the loop is at least 1.5 times as fast.
+and the first remedy of `loader.remedies()` or, if there is none, the first suggested setting. The remedy's code
+replaces the current code, as a user would paste it, and both loops are measured alternately. A loader counts as gained
+if the loop is at least 1.5 times as fast.
+
+The results are stored in build/remedies/results.json. A run with ONLY replaces those of its loaders there, and the
+table then says that they are of another run. If a loader could not be measured, a run leaves the documentation alone,
+and `--render` writes a table that says why.
 """
 
 from __future__ import annotations
@@ -47,12 +52,13 @@ from PIL import Image
 
 import nbloader
 from nbloader.diagnose.what_if import OVER
+from nbloader.remedies.difference import Difference
 from nbloader.remedies.results import RemedyResult
 from nbloader.remedies.site import locate
 from nbloader.remedies.trial import code_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-TABLE = ROOT / "build" / "remedies" / "table.md"
+RESULTS = ROOT / "build" / "remedies" / "results.json"
 PAGE = ROOT / "docs" / "explanation" / "benchmarks.md"
 BEGIN, END = "<!-- remedies: written by tests/bench/remedies.py -->", "<!-- /remedies -->"
 SECONDS = 4.0
@@ -68,6 +74,17 @@ WORKERS = 2
 GAINED = 1.5
 CLOSE = 0.15
 """A prediction up to `OVER` is right if the measured gain differs from it by at most this part."""
+WORDS = {
+    "compressed-stream": "Unpack the file once per worker",
+    "hdf5-chunks": "Read the HDF5 dataset once per worker",
+    "lock-held": "Hold the lock only while the file is read",
+    "regular-expressions": "Compile each pattern once",
+    "same-each-epoch": "Keep the results in memory with nbloader.cached",
+}
+"""What the code of a remedy does, where the remedy's own short text is missing or names something that is not tried."""
+
+CODE = re.compile(r"[\w.]+\(.*?\)|\w+=\w+|\w+(?:\.\w+)+|__\w+__")
+"""What is code in the short text of a remedy or a setting."""
 
 
 class Repeated:
@@ -309,7 +326,7 @@ class Locked(Repeated):
 
 
 class Tiny(Repeated):
-    """A small dataset, and an epoch for each few batches."""
+    """A small dataset, and an epoch for each few batches: what takes time is to start an epoch, not a line."""
 
     line = ""
 
@@ -324,7 +341,7 @@ MEAN, STD = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
 
 
 class Normalized(Repeated):
-    """Small pictures that are normalized in each worker."""
+    """Small images that are normalized in each worker."""
 
     line = "/ 255|- MEAN"
 
@@ -460,17 +477,63 @@ class Row:
     name: str
     cause: str = ""
     line: str = ""
-    line_is_right: bool = False
+    """The slowest line."""
+    line_is_right: bool | None = False
+    """Whether it is the line that makes the loader slow; None if no line does."""
     remedy: str = ""
+    """The remedy or the setting, in words; "" if none gains anything."""
     samples: str = ""
+    """Whether the remedy leaves the samples as they were: "equal", "differ", or "" for a setting."""
+    difference: str = ""
+    """By how much a sample differs."""
     predicted: float | None = None
     measured: float | None = None
     seconds: float = 0.0
-    note: str = ""
+    """Time to read the screen."""
+    problem: str = ""
+    """Why the loader could not be measured; "" if it was."""
+    another_run: bool = False
+    """Whether it was measured after the other rows."""
+
+
+@dataclasses.dataclass
+class Results:
+    """The rows of a run, and what is said below the table."""
+
+    rows: list[Row]
+    when: str
+    """Date, as in 2026-11-28."""
+    cores: int
+    python: str
+    torch: str
+    others: float = 0.0
+    """Cores that other programs used, on average."""
+
+    @classmethod
+    def of_today(cls) -> Results:
+        """No rows yet."""
+        python, version = ".".join(map(str, sys.version_info[:2])), torch.__version__.partition("+")[0]
+        return cls([], datetime.now(timezone.utc).strftime("%Y-%m-%d"), psutil.cpu_count() or 1, python, version)
+
+    @classmethod
+    def stored(cls) -> Results:
+        """The results of the last run."""
+        fields = json.loads(RESULTS.read_text(encoding="utf-8"))
+        return cls(**fields | {"rows": [Row(**row) for row in fields["rows"]]})
+
+    def store(self) -> None:
+        """Keep the results for `stored`."""
+        RESULTS.parent.mkdir(parents=True, exist_ok=True)
+        RESULTS.write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n", encoding="utf-8")
+
+    def replace(self, rows: list[Row]) -> None:
+        """Replace rows by those of another run."""
+        newer = {row.name: dataclasses.replace(row, another_run=True) for row in rows}
+        self.rows = [newer.get(row.name, row) for row in self.rows]
 
 
 def run(loader: Loader, folder: Path) -> Row:
-    """Run a slow loader, read the screen, do what it says, and measure both loops in turns."""
+    """Run a slow loader, read the screen, do what it says, and measure both loops alternately."""
     with contextlib.ExitStack() as stack:
         dataset = loader.dataset(folder)
         if isinstance(dataset, Remote):
@@ -493,7 +556,7 @@ def run(loader: Loader, folder: Path) -> Row:
             row.cause = stats.epoch_verdict.cause
             row.line = hot.lines[0].source or hot.lines[0].function if hot.lines else ""
             right = getattr(dataset, "line", "img.convert|decoder.decode|self.load()|im.resize")
-            row.line_is_right = tiny or any(part in row.line for part in right.split("|"))
+            row.line_is_right = any(part in row.line for part in right.split("|")) if right else None
             print(f"\n== {loader.name}\n{stats.verdict}\n{found!r}", flush=True)
             first = found[0] if found and found[0].samples else None
             change = setting(stats)
@@ -502,10 +565,11 @@ def run(loader: Loader, folder: Path) -> Row:
             else:
                 first = None
             if change is None:
-                row.note = "no remedy gained anything"
                 return row
             if first is not None:
-                row.remedy, row.samples = first.name, str(first.difference)
+                row.remedy = WORDS.get(first.name) or first.proposal.short or first.name
+                row.samples = "equal" if first.difference.equal else "differ"
+                row.difference = by_how_much(first.difference)
                 row.predicted = None if first.prediction is None else first.prediction.speedup
             else:
                 row.remedy = ", ".join(f"{name}={value}" for name, value in change.options.items())
@@ -513,6 +577,13 @@ def run(loader: Loader, folder: Path) -> Row:
         resize(dataset, 64 if tiny else length(TURN, took, options))
         row.measured = compare(dataset, options, change, epochs=EPOCHS if tiny else 1)
     return row
+
+
+def by_how_much(found: Difference) -> str:
+    """The difference of samples, as the end of a sentence."""
+    if found.equal or found.problem:
+        return f": {found.problem}" if found.problem else ""
+    return f" by up to {found.largest:.3g} ({found.mean:.3g} on average) in a range of {found.span:.3g}"
 
 
 @contextlib.contextmanager
@@ -664,56 +735,81 @@ def rate(dataset: Any, options: dict[str, Any], loop: Callable[[Any], Any], epoc
 # ---- the table ------------------------------------------------------------------------------------------------------
 
 
-def table(rows: list[Row], others: float) -> str:
-    """The rows as Markdown, with a summary."""
+def table(results: Results) -> str:
+    """The results as Markdown, with a summary."""
+    rows = [row for row in results.rows if not row.problem]
     lines = [
-        "| slow loader | cause in the verdict | slowest line | what the screen says | samples | predicted | measured |",
+        "| slow loader | measured | predicted | samples | remedy or setting | cause in the verdict | slowest line |",
         "|---|---|---|---|---|---|---|",
     ]
     for row in rows:
-        line = f"`{row.line[:48].strip()}{' …' if len(row.line) > 48 else ''}`" if row.line else "-"
-        wrong = "" if row.line_is_right else " (another line)"
-        predicted = "-" if row.predicted is None else f"{row.predicted:.2f}x"
-        measured = "-" if row.measured is None else f"{row.measured:.2f}x"
+        line = f"`{row.line[:48].strip()}{' …' if len(row.line) > 48 else ''}`" if row.line else "none"
         cells = [
             row.name,
+            _gain(row.measured),
+            _gain(row.predicted),
+            row.samples or "-",
+            CODE.sub(r"`\g<0>`", row.remedy) or "none gains anything",
             f"`{row.cause}`",
-            line + wrong,
-            row.remedy or row.note or "nothing",
-            _compared(row) or "-",
-            predicted,
-            measured,
+            "-" if row.line_is_right is None else line if row.line_is_right else f"{line} (another line)",
         ]
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    gained = sum(row.measured is not None and row.measured >= GAINED for row in rows)
-    both = [row for row in rows if row.predicted and row.measured]
-    small = [row for row in both if row.predicted <= OVER]
-    close = sum(abs(row.measured / row.predicted - 1) <= CLOSE for row in small)
-    over = sum(row.measured > OVER for row in both if row.predicted > OVER)
-    right = sum(row.line_is_right for row in rows)
-    when = datetime.now(timezone.utc).strftime("%Y-%m-%d")
     differences = [
-        f'With the remedy for "{row.name}", a sample {row.samples}.' for row in rows if _compared(row) == "differ"
+        f'With the remedy for "{row.name}", a sample differs{row.difference}.' for row in rows if row.difference
     ]
-    summary = (
-        f"The right line stands first in {right} of {len(rows)}. The loop is at least {GAINED} times as fast in "
-        f"{gained} of {len(rows)}. Of the predictions up to {OVER}x, {close} of {len(small)} are within {CLOSE:.0%} "
-        f'of what was measured. The screen shows larger ones as "over {OVER}x". That was right in {over} of '
-        f"{len(both) - len(small)}."
-    )
-    python, version = ".".join(map(str, sys.version_info[:2])), torch.__version__.partition("+")[0]
-    how = (
-        f"Measured on {when}, on {psutil.cpu_count()} cores, {WORKERS} workers, Python {python}, torch "
-        f"{version} (medians of {TURNS} turns). Meanwhile other programs used {others:.2f} cores on average."
-    )
-    for text in filter(None, (" ".join(differences), summary, how)):
-        lines += ["", textwrap.fill(text, 120)]
+    for text in filter(None, (" ".join(differences), _summary(rows, results), _machine(results))):
+        lines += ["", textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)]
     return "\n".join(lines) + "\n"
 
 
-def _compared(row: Row) -> str:
-    """Whether the remedy leaves the samples as they were, in a word."""
-    return row.samples if row.samples in ("", "equal") else "differ"
+def _gain(factor: float | None) -> str:
+    """A gain as a cell."""
+    return "-" if factor is None else f"{factor:.2f}x"
+
+
+def _summary(rows: list[Row], results: Results) -> str:
+    """How often the screen is right."""
+    without = [row.name for row in rows if row.line_is_right is None]
+    right = sum(row.line_is_right is True for row in rows)
+    gained = sum(row.measured is not None and row.measured >= GAINED for row in rows)
+    both = [(row.predicted, row.measured) for row in rows if row.predicted and row.measured]
+    small = [(predicted, measured) for predicted, measured in both if predicted <= OVER]
+    close = sum(abs(measured / predicted - 1) <= CLOSE for predicted, measured in small)
+    over = sum(measured > OVER for predicted, measured in both if predicted > OVER)
+    gains = f"the loop is at least {GAINED} times as fast in {gained} of {len(rows)}"
+    texts = [
+        f"The right line comes first in {right} of {len(rows) - len(without)}, and {gains}.",
+        f"There is no slow line in {_quoted(without)}." if without else "",
+        f"Of the predictions up to {OVER}x, {close} of {len(small)} are within {CLOSE:.0%} of what was measured.",
+        f'Larger ones are shown as "over {OVER}x", which was right in {over} of {len(both) - len(small)}.',
+        *(f'"{row.name}" is left out: {row.problem}.' for row in results.rows if row.problem),
+    ]
+    return " ".join(filter(None, texts))
+
+
+def _machine(results: Results) -> str:
+    """What the results were measured on."""
+    later = [row.name for row in results.rows if row.another_run and not row.problem]
+    software = f"Python {results.python}, torch {results.torch}"
+    texts = [
+        f"Measured on {results.when}, on {results.cores} cores, {WORKERS} workers, {software}.",
+        f"Figures are medians of {TURNS} turns.",
+        f"The figures of {_quoted(later)} are of another run." if later else "",
+        f"Other programs used {results.others:.2f} cores on average.",
+    ]
+    return " ".join(filter(None, texts))
+
+
+def _quoted(names: list[str]) -> str:
+    """Names in a sentence."""
+    return ", ".join(f'"{name}"' for name in names)
+
+
+def write(results: Results) -> None:
+    """Write the table into the documentation."""
+    page = PAGE.read_text(encoding="utf-8")
+    head, _, rest = page.partition(BEGIN)
+    PAGE.write_text(f"{head}{BEGIN}\n\n{table(results)}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
 
 
 def own_cpu() -> float:
@@ -728,44 +824,52 @@ def machine_cpu() -> float:
     return sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0)
 
 
+def row_of(loader: Loader) -> Row:
+    """Run a loader in a folder of its own; an error is the row's problem."""
+    if loader.needs and importlib.util.find_spec(loader.needs) is None:
+        return Row(loader.name, problem=f"it needs {loader.needs}")
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            return run(loader, Path(folder))
+        except Exception as error:
+            traceback.print_exc()
+            return Row(loader.name, problem=f"{type(error).__name__}: {str(error).partition(chr(10))[0]}".rstrip(".: "))
+
+
 def main() -> None:
     """Run the loaders, and write the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="names of loaders, separated by commas")
     parser.add_argument("--quick", action="store_true", help="short turns, to see whether everything runs")
+    parser.add_argument("--render", action="store_true", help="write the stored results into the documentation")
     arguments = parser.parse_args()
+    if arguments.render:
+        write(Results.stored())
+        return
     if arguments.quick:
         globals().update(SECONDS=2.0, TURN=1.0, TURNS=1, EPOCHS=20)
     chosen = tuple(filter(None, arguments.only.split(",")))
     warnings.filterwarnings("ignore", message="This DataLoader will create")
-    rows, missing = [], []
+    results = Results.of_today()
     begin, own, machine = time.monotonic(), own_cpu(), machine_cpu()
     for loader in LOADERS:
-        if chosen and not loader.name.startswith(chosen):
-            continue
-        if loader.needs and importlib.util.find_spec(loader.needs) is None:
-            missing.append(f"{loader.name} (needs {loader.needs})")
-            continue
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                rows.append(run(loader, Path(folder)))
-            except Exception as error:
-                traceback.print_exc()
-                rows.append(Row(loader.name, note=f"failed: {type(error).__name__}"))
-        print(rows[-1], flush=True)
-        TABLE.parent.mkdir(parents=True, exist_ok=True)
-        TABLE.write_text(table(rows, 0.0), encoding="utf-8")
-    others = max(0.0, machine_cpu() - machine - (own_cpu() - own)) / (time.monotonic() - begin)
-    text = table(rows, others)
-    if missing:
-        text += f"\nLeft out: {', '.join(missing)}.\n"
-    TABLE.parent.mkdir(parents=True, exist_ok=True)
-    TABLE.write_text(text, encoding="utf-8")
-    print(text)
-    if not (chosen or missing or arguments.quick):
-        page = PAGE.read_text(encoding="utf-8")
-        head, _, rest = page.partition(BEGIN)
-        PAGE.write_text(f"{head}{BEGIN}\n\n{text}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+        if not chosen or loader.name.startswith(chosen):
+            results.rows.append(row_of(loader))
+            print(results.rows[-1], flush=True)
+            if not (chosen or arguments.quick):
+                results.store()
+    results.others = max(0.0, machine_cpu() - machine - (own_cpu() - own)) / (time.monotonic() - begin)
+    print(table(results))
+    if arguments.quick:
+        return
+    if chosen and RESULTS.exists():
+        earlier = Results.stored()
+        earlier.replace(results.rows)
+        earlier.store()
+    elif not chosen:
+        results.store()
+        if not any(row.problem for row in results.rows):
+            write(results)
 
 
 if __name__ == "__main__":

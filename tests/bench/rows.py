@@ -416,7 +416,7 @@ ROWS = (
     ),
     Row(
         "cached",
-        "the same from files, decoded and resized by a cached function, after the first epoch",
+        "the same from files, after the first epoch: ours decodes with a cached function, torch's each time",
         "batch/s",
         "rate",
         _cached,
