@@ -17,6 +17,7 @@ import time
 
 import numpy as np
 import pytest
+import torch
 
 from nbloader import DataLoader
 from nbloader.cache import process_cache
@@ -216,6 +217,18 @@ def test_the_example_in_the_readme_runs():
     exec(create.replace("loader.dashboard()", "") + loop, names)
     with names["loader"] as loader:
         assert loader.stats().batches_done == 40
+
+
+def test_the_lines_for_distributed_training_run():
+    """The block of docs/fix/hangs.md, which needs a process group."""
+    names = {"dataset": list(range(20))}
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        exec(block_with(SITE / "fix" / "hangs.md", "set_epoch(epoch)"), names)
+    finally:
+        torch.distributed.destroy_process_group()
+    assert names["sampler"].epoch == 9
+    assert len(names["loader"]) == 3
 
 
 def rows(text):
