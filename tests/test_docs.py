@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import inspect
 import pathlib
 import re
 import textwrap
@@ -217,6 +218,14 @@ def test_the_example_in_the_readme_runs():
     exec(create.replace("loader.dashboard()", "") + loop, names)
     with names["loader"] as loader:
         assert loader.stats().batches_done == 40
+
+
+@unit
+def test_the_arguments_to_remove_for_torchs_loader_are_those_that_only_nbloader_has():
+    section = (SITE / "install.md").read_text(encoding="utf-8").split("## Go back")[1].split("\n3. ")[0]
+    ours, theirs = (inspect.signature(loader).parameters for loader in (DataLoader, torch.utils.data.DataLoader))
+    newer = {"in_order"}  # torch 2.4 has no such argument
+    assert set(re.findall(r"`(\w+)`", section)) == ours.keys() - theirs.keys() - newer
 
 
 def test_the_lines_for_distributed_training_run():
