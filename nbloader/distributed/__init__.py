@@ -1,4 +1,4 @@
-"""The loaders of a distributed training, side by side.
+"""The loaders in distributed training, side by side.
 
     each rank:    DataLoader -> reporter: a thread, once a second -> rank-3.json (record.py)
     any process:  rank-*.json -> nbloader.ranks(folder) -> compare.py: who holds up whom, in sentences -> a table

@@ -1,4 +1,4 @@
-"""`nbloader.ranks()`: the ranks of a distributed training side by side, as text, HTML and a view that is refreshed."""
+"""`nbloader.ranks()`: the ranks in distributed training side by side, as text, HTML and a view that is refreshed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _LEFT = (1, 2)
 
 
 def ranks(folder: str | os.PathLike[str] | None = None) -> Ranks:
-    """Look at the loaders of all ranks of a distributed training, side by side; `print` it, or end a cell with it.
+    """Look at the loaders of all ranks in distributed training, side by side; `print` it, or end a cell with it.
 
     ::
 
@@ -63,7 +63,7 @@ def ranks(folder: str | os.PathLike[str] | None = None) -> Ranks:
 
 
 class Ranks(Sequence["RankRecord"]):
-    """The ranks of a training, as they were when this object was created.
+    """The ranks of a training run, as they were when this object was created.
 
     Args:
         folder: The folder of their reports.

@@ -1,4 +1,4 @@
-"""The file that one rank of a distributed training writes: who it is, and the statistics of its loader."""
+"""The file that one rank in distributed training writes: who it is, and the statistics of its loader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes once a second what the loader of this process does, so that the ranks of a training can be compared.
+"""Writes once a second what the loader of this process does, so that the ranks of a training run can be compared.
 
 The thread begins with the first epoch, if the environment variable `NBLOADER_RANKS` names a folder, and ends when all
 loaders of the process are closed or forgotten. It never disturbs the training: what fails is logged, once.
