@@ -43,6 +43,7 @@ html_theme = "pydata_sphinx_theme"
 html_title = "nbloader"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_favicon = "_static/icon.svg"
 html_search_scorer = str(Path(__file__).parent / "scorer.js")
 html_show_sourcelink = False
 html_copy_source = False
