@@ -1,8 +1,8 @@
 // The weights of the site's search. Those of Sphinx are repeated here, since this object replaces them. A page that says
-// how to fix a problem gets twice the weight of a title more than others.
+// how to fix a problem gets half the weight of a title more than others.
 var Scorer = {
   score: ([page, _title, _anchor, _description, score]) =>
-    page.startsWith("fix/") || page === "slow" ? score + 30 : score,
+    page.startsWith("fix/") || page === "slow" ? score + 8 : score,
   objNameMatch: 11,
   objPartialMatch: 6,
   objPrio: { 0: 15, 1: 5, 2: -5 },

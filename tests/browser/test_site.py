@@ -29,6 +29,8 @@ WORDS = {
         "deadlock",
         "hangs at the end of an epoch",
         "dataloader hangs after last batch",
+        "DDP hangs",
+        "nccl timeout",
     ),
     "fix/worker-killed": (
         "worker killed",
@@ -44,8 +46,12 @@ WORDS = {
         "cannot pickle",
     ),
     "fix/too-many-open-files": ("too many open files", "OSError: [Errno 24] Too many open files", "ancdata"),
+    "how-to/common-patterns": ("deterministic validation", "same crops every epoch"),
+    "explanation/order-and-seeds": ("seed workers",),
+    "how-to/open-files": ("hdf5", "hdf5 slow", "h5py slow workers"),
     "how-to/resume-a-training": ("resume in the middle of an epoch",),
     "how-to/use-in-frameworks": ("lightning trainer",),
+    "install": ("go back to torch", "revert to torch", "uninstall", "remove nbloader"),
     "slow": ("slow loader", "my loader is slow", "slow loading"),
 }
 """What people search for, by the page that they need."""
