@@ -44,14 +44,14 @@ def shares(text: str) -> list[float]:
 def assert_consistent(v: Verdict, e: Evidence) -> None:
     """A sentence agrees with the numbers in it, with the evidence, and with itself."""
     text = v.sentence
-    waited = re.search(r"(?:waits|waited) ((?:< )?\d+%)", text)
+    waited = re.search(r"waited for ((?:< )?\d+%)", text)
     if waited is not None:
         assert waited[1] == percent(e.wait_share), text
     if v.cause in LOOP:
         assert e.wait_share < MOST, text
         assert "Your loop is the bottleneck" in text
     assert "keeps 0" not in text
-    rates = re.search(r"([\d,.]+) batches/s, the loop could consume (over )?([\d,.]+)", text)
+    rates = re.search(r"([\d,.]+) batches/s, but the loop could consume (over )?([\d,.]+)", text)
     if rates is not None:
         produced, could = (float(x.replace(",", "").rstrip(".")) for x in (rates[1], rates[3]))
         assert could >= 0.99 * produced or rates[2], text
@@ -204,11 +204,11 @@ def assert_agree(s: Snapshot) -> None:
             assert share < MOST, v.sentence
         elif v.cause not in ("unknown", "", "interpreter_lock"):
             assert share >= SMALL_WAIT, v.sentence
-        said = re.search(r"(?:waits|waited) ((?:< )?\d+%)", v.sentence)
+        said = re.search(r"waited for ((?:< )?\d+%)", v.sentence)
         tile = next(tile for tile in Summary().payload(Frame(s)).get("tiles", ()) if "Loop waiting" in tile["label"])
         assert said is None or said[1] == percent(share) == tile["value"], (v.sentence, tile)
     if s.epoch_verdict.cause in LOOP:
-        waited = [int(x) for x in re.findall(r"waited (\d+)%", s.epoch_verdict.sentence)]
+        waited = [int(x) for x in re.findall(r"waited for (\d+)%", s.epoch_verdict.sentence)]
         assert all(x < 100 * MOST for x in waited)
     ready = next((box for box in describe(s).boxes if box.id == "ready"), None)
     if ready is not None and "your loop is slower" in ready.alarm:

@@ -57,12 +57,12 @@ def evidence(base: dict[str, Any], changes: dict[str, Any]) -> Evidence:
 
 
 ALONE: list[tuple[str, str, dict[str, Any], dict[str, Any], str]] = [
-    ("healthy", "consumer", HEALTHY, {}, "it waited 2% of the epoch's 5.0 s; the loader keeps 3.9 batches ready"),
-    ("healthy, 9%", "consumer", HEALTHY, {"wait_share": 0.09, "producing_wait": 0.09}, "waited 9%"),
+    ("healthy", "consumer", HEALTHY, {}, "it waited for 2% of the epoch's 5.0 s; the loader keeps 3.9 batches ready"),
+    ("healthy, 9%", "consumer", HEALTHY, {"wait_share": 0.09, "producing_wait": 0.09}, "waited for 9%"),
     ("device step", "consumer", HEALTHY, {"usage": usage(consumer_cpu=0.1), "device": "cuda:0"},
-     "10% of it computing on its own thread and otherwise waiting, for example for cuda:0."),
+     "10% of it computing on its own thread and the rest waiting, for example for cuda:0."),
     ("step that waits, no device", "consumer", HEALTHY, {"usage": usage(consumer_cpu=0.1)},
-     "10% of it computing on its own thread and otherwise waiting. A faster loader does not help."),
+     "10% of it computing on its own thread and the rest waiting. A faster loader does not help."),
     ("just in time", "consumer", HEALTHY, {"ready": 0.1}, "5.0 s, and the loop spends 49.0 ms per batch"),
     ("loop in Python", "consumer_python", HEALTHY, {"usage": usage(consumer_cpu=0.9)}, "Do less on the loop's own"),
     ("loop in Python, busy machine", "consumer_python", HEALTHY,
@@ -83,11 +83,11 @@ ALONE: list[tuple[str, str, dict[str, Any], dict[str, Any], str]] = [
      "2% of it CPU"),
     ("slow worker", "worker", BUSY,
      {"by_worker": {0: MakeTime(50, 30.0, 29.0), 1: MakeTime(9, 300.0, 290.0)}, "reorder_ms": 80.0},
-     "Worker 1 is slow: its batches take 300 ms, those of the others 30.0 ms"),
+     "take 300 ms, and those of the other worker take 30.0 ms. On average, a batch then waits 80.0 ms in the reorder"),
     ("slow samples", "slow_samples", BUSY,
      {"slow_share": 0.85, "slow_every": 50.0, "slow_ms": 100.0, "sample_ms": 1.0, "slow_workers": 2,
       "slow_indices": (50, 100, 150, 200, 350, 400), "usual_indices": tuple(range(7, 400, 3))},
-     "one of 50 samples takes 100 ms, the others 1.00 ms: 85% of the workers' time. They are those with index % 50 "),
+     "the others take 1.00 ms. This costs 85% of the workers' time. The slow ones are those with index % 50 "),
     ("slow samples, by chance in one worker", "slow_samples", BUSY,
      {"slow_share": 0.85, "slow_every": 20.0, "slow_workers": 2, "slow_ms": 100.0, "reorder_ms": 50.0,
       "by_worker": {0: MakeTime(9, 30.0, 29.0), 1: MakeTime(7, 100.0, 90.0)}, "slow_indices": (3, 8)},
@@ -97,7 +97,7 @@ ALONE: list[tuple[str, str, dict[str, Any], dict[str, Any], str]] = [
       "usage": usage(core_wait=0.7, worker_cores=0.2)}, "other programs use the rest"),
     ("slow samples on a busy machine", "slow_samples", BUSY,
      {"slow_share": 0.85, "slow_every": 50.0, "slow_ms": 100.0, "sample_ms": 1.0, "slow_workers": 2,
-      "slow_indices": (3, 8), "usage": usage(core_wait=0.2)}, "one of 50 samples takes 100 ms"),
+      "slow_indices": (3, 8), "usage": usage(core_wait=0.2)}, "one sample in 50 takes 100 ms"),
     ("one stall", "stall", BUSY,
      {"stall_wait": 0.6, "stalls": 1, "producing_wait": 0.2, "worst": WORST, "utilization": 0.5, "full": 0.0},
      "The longest, 3.1 s, was for batch 42, slowest sample 683; a batch usually takes 95.0 ms"),
@@ -110,12 +110,12 @@ ALONE: list[tuple[str, str, dict[str, Any], dict[str, Any], str]] = [
      "Use a larger prefetch_factor. The prefetch window is too small"),
     ("dataset that was reloaded", "unknown", {},
      {"span": "epoch", "batches": 80, "seconds": 5.0, "wait_share": 0.9},
-     "the loop waited 90% of the epoch's 5.0 s, but no batch has been measured"),
+     "the loop waited for 90% of the epoch's 5.0 s, but no batch has been measured"),
     ("pickled objects", "pickle", BUSY,
      {"fetch_ms": 10.0, "collate_ms": 40.0, "pickled": 2e6, "opening_wait": 0.4, "producing_wait": 0.4},
      "2.00 MB of each"),
     ("transport by pickle", "pickle", BUSY,
-     {"transport_ms": 150.0, "by_pickle": 1.0, "nbytes": 4e7}, "40.0 MB of each batch are pickled"),
+     {"transport_ms": 150.0, "by_pickle": 1.0, "nbytes": 4e7}, "40.0 MB of each batch is pickled"),
     ("transport", "transport", BUSY, {"transport_ms": 150.0, "nbytes": 4e7}, "150 ms from worker to loop"),
     ("transfer from nodes", "transport", BUSY,
      {"transport_ms": 150.0, "transfer_ms": 21.0, "nbytes": 8e6, "nodes": 2},
@@ -140,7 +140,13 @@ ALONE: list[tuple[str, str, dict[str, Any], dict[str, Any], str]] = [
     ("huge batches", "huge_batches", BUSY, {"fetch_ms": 5.0, "collate_ms": 60.0, "nbytes": 1.2e8}, "(2.00 GB/s)"),
     ("start-up", "startup", BUSY,
      {"startup_wait": 0.7, "producing_wait": 0.1, "startup": 3.6, "worker_startup": 3.0},
-     "the first batch came after 3.6 s, of which the workers took 3.0 s to start"),
+     "the first batch came after 3.6 s, including 3.0 s to start the workers"),
+    ("start-up, one worker", "startup", BUSY,
+     {"startup_wait": 0.7, "producing_wait": 0.1, "startup": 3.6, "worker_startup": 3.0, "workers": 1},
+     "the first batch came after 3.6 s, including 3.0 s to start the worker; later"),
+    ("start-up, a worker after the first batch", "startup", BUSY,
+     {"startup_wait": 0.7, "producing_wait": 0.1, "startup": 0.4, "worker_startup": 3.0},
+     "the first batch came after 400 ms, and the slowest worker took 3.0 s to start; later"),
     ("no workers", "in_process", BUSY, {"place": Place.CONSUMER, "workers": 1}, "Use num_workers=2 or more"),
     ("no workers, one core", "in_process", COMPUTING, {"place": Place.CONSUMER, "workers": 1, "cores": 1},
      "Make samples cheaper. There is one core"),
@@ -157,10 +163,10 @@ ALONE: list[tuple[str, str, dict[str, Any], dict[str, Any], str]] = [
       "usage": usage(loop_cores=0.99)}, "workers='process'"),
     ("interpreter lock, slow steps", "interpreter_lock", HEALTHY,
      {"place": Place.THREADS, "workers": 4, "fetch_cpu": 0.3, "utilization": 0.75,
-      "usage": usage(loop_cores=0.99, consumer_cpu=0.07)}, "the loop waited 2% of the epoch's 5.0 s"),
+      "usage": usage(loop_cores=0.99, consumer_cpu=0.07)}, "the loop waited for 2% of the epoch's 5.0 s"),
     ("healthy, threads", "consumer", HEALTHY,
      {"place": Place.THREADS, "workers": 4, "fetch_cpu": 0.3, "utilization": 0.5, "usage": usage(loop_cores=0.7)},
-     "it waited 2%"),
+     "it waited for 2%"),
     ("threads that wait", "workers_wait", BUSY, {"place": Place.THREADS, "workers": 4, "usage": usage(loop_cores=0.2)},
      "waiting"),
     ("threads that compute outside the lock", "workers_compute", COMPUTING,
@@ -179,7 +185,7 @@ ALONE: list[tuple[str, str, dict[str, Any], dict[str, Any], str]] = [
     ("threads that lose their cores", "threads", BUSY,
      {"fetch_cpu": 0.9, "cores": 2,
       "usage": usage(threads=8, other_threads=0.6, worker_cores=0.95, preempted=956.0)},
-     "in other threads than the one that loads, which loses its core 956 times a second. More workers do not"),
+     "60% of that outside the thread that loads, which loses its core 956 times a second. More workers do not"),
     ("threads that keep their cores", "workers_compute_full", BUSY,
      {"fetch_cpu": 0.9, "cores": 2, "usage": usage(threads=8, other_threads=0.6, worker_cores=0.95, preempted=2.0)},
      "More workers do not"),
@@ -187,7 +193,7 @@ ALONE: list[tuple[str, str, dict[str, Any], dict[str, Any], str]] = [
      {"fetch_cpu": 0.4, "cores": 2, "usage": usage(core_wait=0.5, worker_cores=0.4, preempted=214.0)},
      "during 53% of their work, and each loses its own 214 times a second, yet workers and loop use only 0.80"),
     ("sampler", "sampler", BUSY,
-     {"sampler_wait": 0.75, "producing_wait": 0.05, "utilization": 0.1}, "draws indices (37.5 ms per batch)"),
+     {"sampler_wait": 0.75, "producing_wait": 0.05, "utilization": 0.1}, "the sampler drew indices (37.5 ms"),
     ("memory", "memory", BUSY, {"usage": usage(major_faults=8000.0)}, "reads 8,000 pages a second back"),
     ("upload", "upload", BUSY, {"placing_wait": 0.7, "producing_wait": 0.1, "device": "cuda:0"},
      "transfer to cuda:0"),
@@ -205,7 +211,7 @@ def test_the_slowest_line_is_named_where_workers_limit_the_loop(cause: str, base
     plain, named = verdict(evidence(base, changes)), verdict(evidence(base, changes | {"line": line}))
     assert named.cause == plain.cause == cause
     where = "the time of fetching" if evidence(base, changes).place is Place.CONSUMER else "the workers' time"
-    words = f" 62% of {where} is `image = open(path)`, cell 4 line 12." if BY_NAME[cause].names_line else ""
+    words = f" 62% of {where} is spent in `image = open(path)` (cell 4 line 12)." if BY_NAME[cause].names_line else ""
     assert (words in named.sentence) if words else (named.sentence == plain.sentence)
     assert len(named.sentence) == len(plain.sentence) + len(words)
 
@@ -301,17 +307,18 @@ PAIRS: list[tuple[str, str, str, dict[str, Any], str]] = [
 def test_pairs_of_causes(first: str, second: str, changes: dict[str, Any], words: str):
     found = verdict(evidence(BUSY, changes))
     assert (found.cause, found.also) == (first, second)
-    assert words in found.sentence.partition(" Also, ")[2]
+    assert words in found.sentence.partition(" A second cause takes ")[2]
 
 
 @pytest.mark.unit
 def test_a_loader_that_keeps_up_but_for_its_start_is_healthy():
     e = evidence(HEALTHY, {"wait_share": 0.25, "startup_wait": 0.22, "startup": 0.9})
     assert [(f.cause.name, f.share) for f in find_causes(e)] == [("consumer", 0.75), ("startup", 0.22)]
-    assert "Also, 88% of the wait: start-up, 900 ms until the first batch." in verdict(e).sentence
+    assert "A second cause takes 88% of the wait: start-up, 900 ms until the first batch." in verdict(e).sentence
     assert verdict(evidence(HEALTHY, {"wait_share": 0.5, "startup_wait": 0.48})).cause == "startup"
     soon = evidence(HEALTHY, {"wait_share": 0.16, "first_wait": 0.14, "startup_wait": 0.02, "startup": 0.7})
-    assert "Also, 88% of the wait: start-up, 700 ms until the first batch." in verdict(soon).sentence, "why it waited"
+    why = "A second cause takes 88% of the wait: start-up, 700 ms until the first batch."
+    assert why in verdict(soon).sentence
 
 
 shares = st.floats(0, 1)

@@ -358,7 +358,7 @@ def test_lines_are_sampled_by_themselves_while_a_loop_waits(num_workers):
         assert not loader.hot_lines().profiling
         del epoch
         wait_for(lambda: not sampling_threads())
-        assert f"`{first.source}`, {first.place}." in loader.stats().epoch_verdict.sentence
+        assert f"is spent in `{first.source}` ({first.place})." in loader.stats().epoch_verdict.sentence
         before = loader.hot_lines().samples
         epoch = iter(loader)
         next(epoch)

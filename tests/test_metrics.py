@@ -176,7 +176,7 @@ def test_headspace_is_the_rate_without_the_time_in_which_the_loop_waits():
     assert (s.headspace, s.headspace_epoch) == (pytest.approx(50), pytest.approx(50))
     assert "headspace: 50.0 batches/s if loading took no time" in str(s)
     assert "headspace 50.0 batches/s" in s._repr_html_()
-    assert "the loop could consume 50.0" in s.verdict, "the sentence has the same number"
+    assert "but the loop could consume 50.0" in s.verdict, "the sentence has the same number"
     later = stats.snapshot(gauges(now + S, *pair(), waiting_since=now, waiting_for=50))
     assert later.headspace == pytest.approx(50), "a wait that goes on costs no headspace"
 
@@ -453,7 +453,7 @@ def test_an_abandoned_epoch_does_not_advance():
     assert first.elapsed == pytest.approx(0.2)
     assert first.verdict.startswith(
         "Epoch 0 was abandoned after 21 of 100 batches in 200 ms. Make the loop's step faster. Your loop is the "
-        "bottleneck: it waited 0%"
+        "bottleneck: it waited for 0%"
     )
 
 
@@ -620,7 +620,7 @@ def test_verdict_when_the_consumer_is_the_limit():
     assert verdict(stats, gauges(now, *pair())) == (
         "consumer",
         (
-            "Make the loop's step faster. Your loop is the bottleneck: it waits 2% of the last 1.0 s; the loader "
+            "Make the loop's step faster. Your loop is the bottleneck: it waited for 2% of the last 1.0 s; the loader "
             "keeps 4 batches ready, and the loop spends 20.0 ms per batch. A faster loader does not help."
         ),
     )
@@ -650,7 +650,7 @@ def used(**changes: Any) -> Usage:
             "workers and loop use 1.96 of 2 cores. More workers",
         ),
         (0.08, 2, None, "workers_wait", "Use more workers, even beyond the 2 cores. Workers"),
-        (0.55, 8, None, "workers_compute", "Also, 40% of the wait: fetching waits (disk, network, sleep) for 45%"),
+        (0.55, 8, None, "workers_compute", "takes 40% of the wait: fetching waits (disk, network, sleep) for 45%"),
     ],
 )
 def test_verdict_when_the_workers_are_the_limit(cpu: float, cores: int, usage: Usage | None, cause: str, advice: str):
@@ -659,8 +659,8 @@ def test_verdict_when_the_workers_are_the_limit(cpu: float, cores: int, usage: U
     s = stats.snapshot(gauges(now, *pair()), usage)
     assert s.cause == cause
     head = (
-        "Workers are the bottleneck: the loop waits 63% of the last 2.6 s; 2 workers produce 18.5 batches/s, "
-        "the loop could consume 50.0."
+        "Workers are the bottleneck: the loop waited for 63% of the last 2.6 s; 2 workers produce 18.5 batches/s, "
+        "but the loop could consume 50.0."
     )
     assert s.verdict.partition(". ")[2].startswith(head)
     assert advice in s.verdict
@@ -735,7 +735,7 @@ def test_verdict_for_a_slow_worker():
     cause, text = verdict(stats, gauges(now, *pair()))
     assert cause == "worker"
     assert text.startswith("If worker 1 stays slow, restart it: loader.restart_workers([1]). Worker 1 is slow: its ")
-    assert "its batches take 400 ms, those of the others 40.0 ms, plus 90.0 ms" in text
+    assert "take 400 ms, and those of the other worker take 40.0 ms. On average, a batch then waits 90.0 ms" in text
     replaced = gauge(0), gauge(1, pid=4242)
     assert stats.snapshot(gauges(now, *replaced)).cause != "worker", "the slow process was replaced"
 
@@ -757,7 +757,7 @@ def test_verdict_when_transport_is_the_limit():
         now = batch.returned
     cause, text = verdict(stats, gauges(now, *pair()))
     assert cause == "pickle"
-    assert "38.0 MB of each batch are pickled by a worker (1.00 ms to collate and pickle, 40.5 ms to transport)" in text
+    assert "38.0 MB of each batch is pickled by a worker (1.00 ms to collate and pickle, 40.5 ms to transport)" in text
 
 
 def test_right_after_a_resize_the_new_workers_do_not_count_as_idle_before():
@@ -800,11 +800,11 @@ def test_verdict_without_workers():
     now = loop(stats, 50, workers=0, wait=20 * MS, step=10 * MS)
     cause, text = verdict(stats, gauges(now))
     assert cause == "in_process"
-    assert "Producing one takes 20.0 ms (100% of fetching is CPU time), a step 10.0 ms." in text
+    assert "Producing one takes 20.0 ms (100% of fetching is CPU time), and a step takes 10.0 ms." in text
     stats = new_stats()
     now = loop(stats, 50, workers=0, wait=MS // 10)
     assert stats.snapshot(gauges(now)).verdict == (
-        "Make the loop's step faster. Your loop is the bottleneck: it waits 1% of the last 495 ms, and the loop "
+        "Make the loop's step faster. Your loop is the bottleneck: it waited for 1% of the last 495 ms, and the loop "
         "spends 10.0 ms per batch. A faster loader does not help."
     )
 
@@ -817,7 +817,7 @@ def test_verdict_after_the_epoch_and_after_close():
     assert ended.cause == "workers_compute"
     assert ended.verdict.startswith(
         "Epoch 0 ended after 100 batches in 4.0 s. Use more workers, up to the 8 cores, or make transforms cheaper. "
-        "Workers are the bottleneck: the loop waited 75% of the epoch's"
+        "Workers are the bottleneck: the loop waited for 75% of the epoch's"
     )
     stats.update(LoaderClosed(now + S))
     closed = stats.snapshot(gauges(now + 60 * S, state="closed"))
@@ -840,10 +840,10 @@ def test_now_and_the_epoch_are_judged_apart():
     ):
         assert s.now_verdict.cause == "consumer"
         assert s.now_verdict.sentence.startswith(
-            "Make the loop's step faster. Your loop is the bottleneck: it waits 0% of"
+            "Make the loop's step faster. Your loop is the bottleneck: it waited for 0% of"
         )
         assert s.epoch_verdict.cause == "workers_compute"
-        assert "the loop waited 55% of the epoch's 22.0 s" in s.epoch_verdict.sentence
+        assert "the loop waited for 55% of the epoch's 22.0 s" in s.epoch_verdict.sentence
     assert s.cause == s.epoch_verdict.cause
 
 
@@ -906,7 +906,7 @@ def test_text_is_complete_aligned_and_fits_a_terminal():
     text = str(full_snapshot(text="killed by SIGKILL"))
     lines = text.splitlines()
     assert lines[0].startswith("Look at batch 50, or limit waits with timeout= and on_timeout='restart'. One")
-    assert "One batch stalled the loop: the loop waits 85% of the last 5.0 s, 70% of that" in " ".join(lines)
+    assert "One batch stalled the loop: the loop waited for 85% of the last 5.0 s, 70% of that" in " ".join(lines)
     assert "The longest, which goes on, is for batch 50; a batch usually takes 100 ms." in " ".join(lines)
     assert max(map(len, lines)) <= 90
     assert "Epoch   0, running  [############............]  50 of 100 batches (50%)" in lines
@@ -1223,7 +1223,7 @@ def test_the_start_of_workers_counts_for_the_epoch_that_waited_for_it():
     stats.update(EpochEnded(now, 0, 20, "exhausted"))
     s = stats.snapshot(gauges(now, state="idle"))
     assert s.cause == "startup"
-    assert "the first batch came after 3.1 s, of which the workers took 3.0 s to start" in s.verdict
+    assert "the first batch came after 3.1 s, including 3.0 s to start the workers" in s.verdict
     now = loop(stats, 20, begin=now + S, epoch=1, cycle=lambda index: {"wait": 3100 * MS} if not index else {})
     s = stats.snapshot(gauges(now))
     assert s.epoch_verdict.cause == "startup"

@@ -20,7 +20,9 @@ SOURCE = "time.sleep(0.1)  # hot: waiting"
 PLACE = "light.py:" + str(
     1 + next(i for i, line in enumerate(pathlib.Path(light.__file__).read_text().splitlines()) if SOURCE in line)
 )
-NAMED = re.compile(rf"\d+% of the workers' time is `{re.escape(' '.join(SOURCE.split()))}`, \S*{re.escape(PLACE)}")
+NAMED = re.compile(
+    rf"\d+% of the workers' time is spent in `{re.escape(' '.join(SOURCE.split()))}` \(\S*{re.escape(PLACE)}\)"
+)
 
 
 def one_line(text: str) -> str:

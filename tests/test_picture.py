@@ -295,7 +295,7 @@ def test_the_text_form_has_the_figures_of_the_tiles(run: Any, moments: list[floa
 @given(runs, st.lists(st.floats(0.05, 0.99), min_size=2, max_size=8))
 def test_what_is_said_of_the_epoch_has_the_numbers_of_the_snapshot(run: Any, moments: list[float]):
     for s in looks(run, moments):
-        waited = re.search(r"waited (.*?) of the epoch's (.*?)[,;.] ", f"{s.epoch_verdict.evidence} ")
+        waited = re.search(r"waited for (.*?) of the epoch's (.*?)[,;.] ", f"{s.epoch_verdict.evidence} ")
         if waited is not None and s.epoch_verdict.cause != "interpreter_lock":
             assert waited[1] == percent(s.wait_share_epoch)
             assert waited[2] == duration(s.elapsed)

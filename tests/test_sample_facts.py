@@ -132,6 +132,6 @@ def test_the_verdict_names_the_suffix_of_the_files_that_are_slow():
         s = loader.stats()
         assert s.slow_in_common == "suffix .tif"
         assert s.cause == "slow_samples"
-        assert "They are those with suffix .tif." in s.verdict
+        assert "The slow ones are those with suffix .tif." in s.verdict
         assert "Slow ones have in common: suffix .tif" in str(s)
         assert "suffix .tif" in s._repr_html_()

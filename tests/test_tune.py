@@ -172,7 +172,7 @@ def test_a_gain_that_does_not_recur_in_the_finals_is_undone():
     assert found.best.measured.batches > 100
     finals = order[order.index(3) + 1 :]
     assert finals == [1, 2, 4, 4, 2, 1], "in turns, in both orders"
-    assert "The present settings are the best" in found.summary(finished=True)
+    assert "The current settings are the best" in found.summary(finished=True)
 
 
 @pytest.mark.unit
@@ -414,7 +414,7 @@ def test_another_kind_of_workers_is_tried_only_if_that_is_allowed(monkeypatch):
         assert "rows" in str(tuning)
         assert {trial.setting.kind for trial in tuning.trials} == {"thread"}
         assert loader.workers == "thread"
-        with pytest.raises(TypeError, match="kinds='thread' is one text"):
+        with pytest.raises(TypeError, match="kinds='thread' is one string"):
             loader.tune(kinds="thread")
         with pytest.raises(ValueError, match="kinds"):
             loader.tune(kinds=["ray"])

@@ -222,7 +222,7 @@ def test_a_wait_for_a_core_is_left_out_if_the_loader_itself_uses_the_cores(own: 
 @pytest.mark.unit
 def test_a_loader_predicts_from_its_newest_epoch():
     with DataLoader(list(range(400)), 4) as loader:
-        assert "20 consecutive batches are needed, there are 0" in str(loader.what_if(num_workers=2))
+        assert "20 consecutive batches are needed, but there are 0 so far" in str(loader.what_if(num_workers=2))
         for _batch in loader:
             pass
         found = loader.what_if(num_workers=2, prefetch_factor=4)
@@ -249,7 +249,7 @@ def test_no_prediction_where_the_model_does_not_fit():
     instead = "measure it with loader.tune(num_workers=4)"
     assert str(locked) == f"num_workers=4: cannot tell, a lock serializes the workers: {instead}"
     few = predict(recorded(jobs, now)[:9], Evidence(), now, settings(4), "workers_wait", "num_workers=4")
-    assert "20 consecutive batches are needed, there are 9" in str(few)
+    assert "20 consecutive batches are needed, but there are 9 so far" in str(few)
 
 
 def change(jobs: list[Job], costs: CostChange, now: Settings, changed: Settings | None = None, **fields: object):

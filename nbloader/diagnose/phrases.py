@@ -22,8 +22,8 @@ _SOURCE = 80
 def waits(e: Evidence) -> str:
     """The share of time for which the loop waited, and the span over which it was measured."""
     if e.span == "now":
-        return f"the loop waits {percent(e.wait_share)} of the last {duration(e.seconds)}"
-    return f"the loop waited {percent(e.wait_share)} of the epoch's {duration(e.seconds)}"
+        return f"the loop waited for {percent(e.wait_share)} of the last {duration(e.seconds)}"
+    return f"the loop waited for {percent(e.wait_share)} of the epoch's {duration(e.seconds)}"
 
 
 def of_wait(e: Evidence, share: float) -> str:
@@ -53,7 +53,8 @@ def workers_limit(e: Evidence) -> str:
     one = e.workers == 1
     return (
         f"{'The worker is' if one else 'Workers are'} the bottleneck: {waits(e)}; {plural(e.workers, 'worker')} "
-        f"{'produces' if one else 'produce'} {number(e.batches_per_second)} batches/s, the loop could consume {could}."
+        f"{'produces' if one else 'produce'} {number(e.batches_per_second)} batches/s, but the loop could consume "
+        f"{could}."
     )
 
 
@@ -84,7 +85,8 @@ def slowest_line(e: Evidence) -> str:
     if e.line is None:
         return ""
     time = "the time of fetching" if e.place is Place.CONSUMER else "the workers' time"
-    return f" {percent(e.line.share)} of {time} is `{clean(e.line.source, _SOURCE)}`, {clean(e.line.place, _SOURCE)}."
+    source, place = clean(e.line.source, _SOURCE), clean(e.line.place, _SOURCE)
+    return f" {percent(e.line.share)} of {time} is spent in `{source}` ({place})."
 
 
 def line_remedy(e: Evidence, *, waits: bool = False) -> str:

@@ -269,12 +269,12 @@ class Search:
             return ""
         state = "" if finished else "So far: "
         if best.setting == self.start:
-            text = f"{state}The present settings are the best of {len(trials)}: {best.setting}."
+            text = f"{state}The current settings are the best of {len(trials)}: {best.setting}."
         else:
             gain = best.measured.rate / trials[0].measured.rate
             text = f"{state}DataLoader(..., {best.setting}) is {number(gain)} times as fast as {trials[0].setting}."
         if self.free:
-            text += f" The loop waits only {percent(best.measured.wait_share)} of its time: it is the limit itself."
+            text += f" The loop itself is the limit: it waits only {percent(best.measured.wait_share)} of the time."
         return text
 
     @property

@@ -652,8 +652,8 @@ def _replayed(
     records = sorted(records, key=returned_at)[-REPLAYED:]
     if len(records) < MIN_REPLAYED:
         reason = (
-            f"{MIN_REPLAYED} consecutive batches are needed, there are {len(records)}: iterate at least {MIN_REPLAYED} "
-            "batches, and ask again"
+            f"{MIN_REPLAYED} consecutive batches are needed, but there are {len(records)} so far: iterate over at "
+            f"least {MIN_REPLAYED} batches, and ask again"
         )
         return Prediction(change=change, measured=0.0, reason=reason)
     skipped = now.workers + 1

@@ -180,7 +180,8 @@ def _reached(record: RankRecord, time: float) -> float:
 
 
 def _effect(others: Sequence[RankRecord]) -> str:
-    return f"{'rank' if len(others) == 1 else 'ranks'} {_list([o.rank for o in others])} may wait for it in their step"
+    ranks = "rank" if len(others) == 1 else "ranks"
+    return f"{ranks} {_list([o.rank for o in others])} may be waiting for it in a step"
 
 
 def _why_slow(record: RankRecord, others: Sequence[RankRecord]) -> str:
@@ -246,11 +247,11 @@ def _compared(mine: Figures, theirs: Sequence[Figures], *, several: bool = False
     """Compare the wait of a rank, and the time of its workers for a batch, with those of others."""
     who = f"The loop of rank {mine.rank}" if several else "Its loop"
     rest = percent(statistics.median([f.wait_share for f in theirs]))
-    text = f"{who} waits {percent(mine.wait_share)} of the time, that of the others {rest}"
+    text = f"{who} waits {percent(mine.wait_share)} of the time, and the others' {rest}"
     makes = [f.make for f in theirs if f.make]
     if mine.make and makes and mine.make > SLOWER * statistics.median(makes):
         usual = duration(statistics.median(makes))
-        text += f"; a batch takes its workers {duration(mine.make)}, those of the others {usual}"
+        text += f"; a batch takes its workers {duration(mine.make)}, and the others' {usual}"
     return f"{text}."
 
 
@@ -260,9 +261,7 @@ def _gain(known: dict[int, Figures], slow: Sequence[int], base: float) -> str:
         return ""
     rate = statistics.median([f.rate for f in known.values()])
     left = max(1 / known[rank].rate - (known[rank].waited - base) for rank in slow)
-    return (
-        f" With data as fast as theirs, the run could do up to {number(1 / left)} batches/s instead of {number(rate)}."
-    )
+    return f" With data as fast as theirs, the run could reach {number(1 / left)} batches/s instead of {number(rate)}."
 
 
 def _free(known: dict[int, Figures]) -> str:
@@ -272,7 +271,7 @@ def _free(known: dict[int, Figures]) -> str:
         return ""
     rate = statistics.median([f.rate for f in known.values()])
     free = number(1 / min(steps))
-    return f" If loading took no time, the run could do up to {free} batches/s instead of {number(rate)}."
+    return f" If loading took no time, the run could reach {free} batches/s instead of {number(rate)}."
 
 
 def _in_step(known: dict[int, Figures]) -> bool:

@@ -20,11 +20,10 @@ def _computes(e: Evidence) -> bool:
 
 
 def _sentence(e: Evidence) -> str:
-    waits = "waits" if e.span == "now" else "waited"
     span = f"of the last {duration(e.seconds)}" if e.span == "now" else f"of the epoch's {duration(e.seconds)}"
     ready = "" if e.place is Place.CONSUMER or e.ready < 1 else f"; the loader keeps {_mean_batches(e.ready)} ready"
     return (
-        f"Your loop is the bottleneck: it {waits} {percent(e.wait_share)} {span}{ready}, and the loop spends "
+        f"Your loop is the bottleneck: it waited for {percent(e.wait_share)} {span}{ready}, and the loop spends "
         f"{millis(own_ms(e))} per batch{_steps(e)}."
     )
 
@@ -42,7 +41,7 @@ def _steps(e: Evidence) -> str:
     parts = [f"{percent(steps.computing)} of it computing on its own thread"]
     if steps.queued >= CONTENDED:
         parts.append(f"{percent(steps.queued)} waiting for a core")
-    rest = f"otherwise waiting{f', for example for {clean(e.device, 40)}' if e.device else ''}"
+    rest = f"the rest waiting{f', for example for {clean(e.device, 40)}' if e.device else ''}"
     if not _computes(e):
         return f", {', '.join(parts)} and {rest}"
     return f", {' and '.join(parts)}"

@@ -17,7 +17,7 @@ def _sentence(e: Evidence) -> str:
     collating = "" if e.collate_ms < e.fetch_ms else f", {millis(e.collate_ms)} of it to collate"
     return (
         f"Loading is the bottleneck: {waits(e)}, because batches are produced between its steps. Producing one takes "
-        f"{millis(e.fetch_ms + e.collate_ms)}{collating}{computing}, a step {millis(own_ms(e))}."
+        f"{millis(e.fetch_ms + e.collate_ms)}{collating}{computing}, and a step takes {millis(own_ms(e))}."
     )
 
 

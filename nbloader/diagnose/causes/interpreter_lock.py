@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 def _sentence(e: Evidence) -> str:
     loop = 0.0 if e.usage is None else e.usage.loop_cores
     return (
-        f"The interpreter lock is the bottleneck: {waits(e)}; {plural(e.workers, 'thread')} compute in turn and "
-        f"together use {number(loop)} of {plural(e.cores, 'core')}, each for {cpu_share(e)} of its fetching."
+        f"The interpreter lock is the bottleneck: {waits(e)}; {plural(e.workers, 'thread')} take turns, each computing "
+        f"for {cpu_share(e)} of its fetching, and together use {number(loop)} of {plural(e.cores, 'core')}."
     )
 
 

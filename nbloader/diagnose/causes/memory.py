@@ -33,7 +33,7 @@ def _sentence(e: Evidence) -> str:
 
 
 def _remedy(_e: Evidence) -> Remedy:
-    return Remedy("Use fewer workers, smaller batches or a smaller dataset in memory.", more_workers=False)
+    return Remedy("Use fewer workers or smaller batches, or keep less of the dataset in memory.", more_workers=False)
 
 
 MEMORY = Cause(

@@ -30,7 +30,7 @@ def _takes_most_of_collating(e: Evidence) -> bool:
 def _sentence(e: Evidence) -> str:
     return (
         f"Pickling is the bottleneck: {waits(e)}; {megabytes(max(e.pickled, e.nbytes if e.by_pickle else 0))} of each "
-        f"batch are pickled by a worker ({millis(e.collate_ms)} to collate and pickle, {millis(e.transport_ms)} to "
+        f"batch is pickled by a worker ({millis(e.collate_ms)} to collate and pickle, {millis(e.transport_ms)} to "
         f"transport) and unpickled by the loop ({millis(per_batch(e, e.opening_wait))})."
     )
 
@@ -43,7 +43,7 @@ PICKLE = Cause(
         Part.COLLATING: lambda e: sending_ms(e) > 0 or _takes_most_of_collating(e),
     },
     sentence=_sentence,
-    short=lambda e: f"{megabytes(e.pickled or e.nbytes)} of each batch are pickled",
+    short=lambda e: f"{megabytes(e.pickled or e.nbytes)} of each batch is pickled",
     remedy=lambda _e: Remedy("Return tensors or arrays from the collate function: they use shared memory."),
     unmodeled="batches are pickled",
 )

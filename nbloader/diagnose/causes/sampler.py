@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def _sentence(e: Evidence) -> str:
     return (
-        f"The sampler is the bottleneck: {waits(e)}, and for {of_wait(e, e.sampler_wait)} of that it draws "
+        f"The sampler is the bottleneck: {waits(e)}, {of_wait(e, e.sampler_wait)} of that while the sampler drew "
         f"indices ({millis(per_batch(e, e.sampler_wait))} per batch)."
     )
 

@@ -23,16 +23,16 @@ def _sentence(e: Evidence) -> str:
     common = in_common(e.slow_indices, e.usual_indices, e.facts)
     listed = "".join(f"{', ' if n else ' Slowest: '}{clean(i, 20)}" for n, i in enumerate(e.slow_indices[:3]))
     return (
-        f"Slow samples are the bottleneck: {waits(e)}; one of {round(e.slow_every)} samples takes {millis(e.slow_ms)}, "
-        f"the others {millis(e.sample_ms)}: {percent(e.slow_share)} of the workers' time."
-        + (f" They are those with {common}." if common else f"{listed}." if listed else "")
+        f"Slow samples are the bottleneck: {waits(e)}; one sample in {round(e.slow_every)} takes {millis(e.slow_ms)}, "
+        f"and the others take {millis(e.sample_ms)}. This costs {percent(e.slow_share)} of the workers' time."
+        + (f" The slow ones are those with {common}." if common else f"{listed}." if listed else "")
     )
 
 
 def _short(e: Evidence) -> str:
     common = in_common(e.slow_indices, e.usual_indices, e.facts)
     which = f", those with {common}" if common else ""
-    return f"one of {round(e.slow_every)} samples takes {millis(e.slow_ms)}{which}; others take {millis(e.sample_ms)}"
+    return f"one sample in {round(e.slow_every)} takes {millis(e.slow_ms)}{which}; others take {millis(e.sample_ms)}"
 
 
 SLOW_SAMPLES = Cause(

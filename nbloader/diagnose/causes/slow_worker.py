@@ -45,9 +45,11 @@ def _sentence(e: Evidence) -> str:
     worker = _slow_worker(e)
     if worker is None:
         return workers_limit(e)
+    others = "the other worker" if len(e.by_worker) == 2 else "the other workers"  # noqa: PLR2004 - a pair
+    own, usual = millis(e.by_worker[worker].median_ms), millis(_usual_ms(e, worker))
     return (
-        f"Worker {worker} is slow: its batches take {millis(e.by_worker[worker].median_ms)}, those of the others "
-        f"{millis(_usual_ms(e, worker))}, plus {millis(e.reorder_ms)} in the reorder buffer; {waits(e)}."
+        f"Worker {worker} is slow: its batches take {own}, and those of {others} take {usual}. On average, a batch "
+        f"then waits {millis(e.reorder_ms)} in the reorder buffer; {waits(e)}."
     )
 
 

@@ -10,19 +10,27 @@ from nbloader.metrics.evidence import Evidence, Place
 
 
 def _sentence(e: Evidence) -> str:
-    began = "" if e.startup is None else f"; the first batch came after {duration(e.startup)}"
-    ready = "" if e.worker_startup is None else f", of which the workers took {duration(e.worker_startup)} to start"
+    began = "" if e.startup is None else f"; the first batch came after {duration(e.startup)}{_of_workers(e)}"
     return (
         f"Start-up is the bottleneck: {waits(e)}, {of_wait(e, e.startup_wait)} of that for the first batch "
-        f"of each worker{began}{ready}; later ones take {millis(e.make_ms)}."
+        f"of each worker{began}; later ones take {millis(e.make_ms)}."
     )
+
+
+def _of_workers(e: Evidence) -> str:
+    """How long the slowest worker took to start, which may have been later than the first batch; "" if none started."""
+    if e.startup is None or e.worker_startup is None:
+        return ""
+    if e.worker_startup <= e.startup:
+        return f", including {duration(e.worker_startup)} to start the {'worker' if e.workers == 1 else 'workers'}"
+    return f", and the slowest worker took {duration(e.worker_startup)} to start"
 
 
 def _remedy(e: Evidence) -> Remedy:
     if e.place is Place.CONSUMER:
         return Remedy("Let the dataset open its files faster, or make epochs longer.", more_workers=False)
     return Remedy(
-        "Start up less often or faster: longer epochs, persistent_workers=True, a dataset that opens its files faster.",
+        "Make epochs longer, set persistent_workers=True, or let the dataset open its files faster.",
         more_workers=False,
     )
 

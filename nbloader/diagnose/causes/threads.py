@@ -19,8 +19,8 @@ def _sentence(e: Evidence) -> str:
     threads, others = (0, 0.0) if usage is None else (usage.threads, usage.other_threads)
     return (
         f"The workers have too many threads: {waits(e)}; {plural(e.workers, 'worker')} of up to "
-        f"{plural(threads, 'thread')} use {cores_in_use(e)}, {percent(others)} of that in other threads than the one "
-        f"that loads{preemptions(e, ', which loses its core')}."
+        f"{plural(threads, 'thread')} use {cores_in_use(e)}, {percent(others)} of that outside the thread that "
+        f"loads{preemptions(e, ', which loses its core')}."
     )
 
 

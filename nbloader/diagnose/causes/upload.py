@@ -21,7 +21,7 @@ def _sentence(e: Evidence) -> str:
     if u is None:
         return f"{head}."
     speed = "" if u.gb_per_second is None else f" ({number(u.gb_per_second)} GB/s)"
-    copying = "" if u.copy is None else f", {millis(u.copy)} to copy{speed}"
+    copying = "" if u.copy is None else f" and {millis(u.copy)} to copy{speed}"
     return f"{head}; one of {megabytes(e.nbytes)} takes {millis(u.pin)} to pin{copying}."
 
 
