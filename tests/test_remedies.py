@@ -718,7 +718,7 @@ def test_large_pictures_and_floats_are_drawn_in_a_limited_size():
         (torch.ones(2), torch.ones(2), "equal"),
         (np.array([1.0, np.nan]), np.array([1.0, np.nan]), "equal"),
         ({"a": [1, "x"]}, {"a": [1, "x"]}, "equal"),
-        (np.array([0.0, 10.0]), np.array([0.0, 8.0]), "differs by up to 2, 1 on average, of a range of 10"),
+        (np.array([0.0, 10.0]), np.array([0.0, 8.0]), "differences of up to 2 (1 on average) in a range of 10"),
         (torch.ones(2), torch.ones(2, dtype=torch.float64), "dtype torch.float64 instead of torch.float32"),
         (np.ones(2), np.ones(3), "shape (3,) instead of (2,)"),
         (np.ones(2), torch.ones(2), "is a Tensor instead of a ndarray"),
@@ -728,7 +728,7 @@ def test_large_pictures_and_floats_are_drawn_in_a_limited_size():
         (np.array(["a"]), np.array(["b"]), "differs"),
         (np.array([np.nan]), np.array([1.0]), "not finite"),
         (float("nan"), float("nan"), "equal"),
-        (3, 4, "differs by up to 1"),
+        (3, 4, "differences of up to 1 "),
     ],
 )
 def test_differences_are_named(before, after, found):

@@ -31,7 +31,7 @@ class Difference(NamedTuple):
             return self.problem
         if self.equal:
             return "equal"
-        return f"differs by up to {self.largest:.3g}, {self.mean:.3g} on average, of a range of {self.span:.3g}"
+        return f"differences of up to {self.largest:.3g} ({self.mean:.3g} on average) in a range of {self.span:.3g}"
 
 
 EQUAL = Difference()

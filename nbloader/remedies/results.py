@@ -134,12 +134,12 @@ class RemedyResult:
         """What a sample takes now and instead, with the gain."""
         if self.proposal.saves == "lock":
             waits = percent(self.locked)
-            return f"one worker alone does not wait for the lock, all together wait {waits} of their time"
+            return f"one worker alone does not wait for the lock, but all together wait for it {waits} of the time"
         threads = self.proposal.saves == "threads"
         kind = " of CPU time" if threads else ""
         before, after = (cost.computing if threads else cost.seconds for cost in (self.before, self.after))
         later = " from the second epoch on" if self.proposal.saves == "later" else ""
-        return f"{duration(before)}{kind} now, {duration(after)} instead{later} ({factor(self.gain)})"
+        return f"{duration(before)}{kind} now, {duration(after)} with the remedy{later} ({factor(self.gain)})"
 
 
 class Remedies(Sequence[RemedyResult]):

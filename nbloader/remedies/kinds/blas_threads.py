@@ -32,8 +32,8 @@ class BlasThreads:
         return [
             Proposal(
                 why=(
-                    "NumPy's linear algebra computes with as many threads as there are cores, in each worker: they "
-                    "compete for the cores."
+                    "In each worker, NumPy's linear algebra uses as many threads as there are cores, and these compete "
+                    "for the cores."
                 ),
                 instead=(
                     "Use one thread per worker: pass the function below as worker_init_fn, or set "

@@ -9,9 +9,9 @@ from nbloader.remedies.site import Edit, Site
 
 PACKERS = ("gzip", "bz2", "lzma")
 TAR_MODES = ("r:gz", "r:bz2", "r:xz")
-WHY = "The file is unpacked from its beginning for each sample, up to the place of the sample."
+WHY = "For each sample, the file is unpacked from its beginning up to that sample."
 INSTEAD = (
-    "Unpack it once on the disk, and read that file. If there is memory for it in each worker: unpack it once per "
+    "Unpack it once to disk, and read the unpacked file. If each worker has enough memory for it, unpack it once per "
     "worker, as below."
 )
 HELPER = '''\

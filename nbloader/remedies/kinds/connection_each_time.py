@@ -36,8 +36,8 @@ class ConnectionEachTime:
             Proposal(
                 why="Each sample opens a new connection to the server.",
                 instead=(
-                    "Keep the connection open in each worker. While a sample waits for the server, others can: use more"
-                    " workers, or an asynchronous dataset."
+                    "Keep the connection open in each worker. Use more workers or an asynchronous dataset, so that "
+                    "several samples wait for the server at the same time."
                 ),
                 code=site.rewritten(*edits),
                 helper=helper,

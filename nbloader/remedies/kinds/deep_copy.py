@@ -18,8 +18,8 @@ class DeepCopy:
             return []
         why = "copy.deepcopy visits and copies each object inside the sample, in Python."
         instead = (
-            "Copy only what later code changes in place. A worker is a process of its own: what it does not change "
-            "needs no copy. A shallow copy protects the list or dict, not what is in it."
+            "Copy only what later code changes in place. Each worker is a separate process, so what it does not "
+            "change needs no copy. A shallow copy protects the list or dict, but not its contents."
         )
         module = site.module("copy", "copy")
         shallow = [Edit(call, f"{module.name}.copy({site.text(call.args[0])})") for call in calls]

@@ -29,8 +29,8 @@ class FullSizeJpeg:
             return []
         why = f"The photograph is decoded at its full size, but the sample needs {needed[0]} x {needed[1]} pixels."
         instead = (
-            "Let the JPEG decoder produce a smaller picture: it then computes only that. Pixels differ slightly, as "
-            "with another resampling filter. It has no effect on other formats."
+            "Let the JPEG decoder produce a smaller image and compute no more than that. Pixels differ slightly, as "
+            "with another resampling filter. Other formats are not affected."
         )
         short = "Decode JPEGs at the size that is used" if site.methods(*DECODING) else ""
         proposals = []

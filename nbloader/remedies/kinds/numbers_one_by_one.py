@@ -28,7 +28,7 @@ class NumbersOneByOne:
             return []
         return [
             Proposal(
-                why="Each number is an object of its own before it becomes one of Python.",
+                why="Each number becomes a tensor or NumPy scalar of its own before it becomes a Python number.",
                 instead="Convert all of them in one call, or keep the array.",
                 code=site.rewritten(*edits),
                 helper=np.helper,

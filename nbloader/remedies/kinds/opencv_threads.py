@@ -25,7 +25,7 @@ class OpencvThreads:
         if not body:
             return []
         text = f"{cv2.name}.setNumThreads(0)\n{site.text(body[0])}"
-        why = "OpenCV computes with as many threads as there are cores, in each worker: they compete for the cores."
+        why = "In each worker, OpenCV uses as many threads as there are cores, and these compete for the cores."
         instead = "Let OpenCV use one thread: here, or in worker_init_fn, once per worker."
         return [Proposal(why, instead, site.rewritten(Edit(body[0], text)), saves="threads")]
 
