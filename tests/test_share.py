@@ -76,7 +76,7 @@ def test_keys_that_are_equal_find_the_same_item():
 
 
 def test_keys_that_could_not_be_found_are_refused():
-    with pytest.raises(TypeError, match=r"keys of a shared dict are texts, .* not object"):
+    with pytest.raises(TypeError, match=r"keys of a shared dict must be strings, .* not object"):
         nbloader.share({object(): 1})
     assert object() not in nbloader.share({"a": 1})
 

@@ -138,7 +138,7 @@ def test_an_epoch_whose_sampler_was_interrupted_does_not_seem_to_be_over():
         assert next(it).item() == 0
         with pytest.raises(KeyboardInterrupt):
             next(it)
-        with pytest.raises(LoaderClosedError, match="sampler was interrupted: iterate the loader again"):
+        with pytest.raises(LoaderClosedError, match="sampler was interrupted: iterate over the loader again"):
             next(it)
 
 

@@ -77,8 +77,8 @@ class CachedFunction(Composite, Generic[P, R]):
         for folder in key.folders:
             cache.warn_once(
                 (self._name, "folder"),
-                f"the cached function {self._name} was called with the folder {folder!r}: it is not seen when a file "
-                "in it changes. Pass the path of the file that it reads.",
+                f"the cached function {self._name} was called with the folder {folder!r}: changes to the files "
+                "in it are not noticed. Pass the path of the file that it reads.",
             )
         states = rng.states() if self._watched else None
         begin = _clock()
@@ -152,10 +152,10 @@ class CachedFunction(Composite, Generic[P, R]):
             *outer, name = error.names or [self._name]
             through = f" (reached through {', '.join(map(repr, outer))})" if outer else ""
             raise TypeError(
-                f"{self._name} cannot be cached, since it is not known when its result changes: it refers to "
+                f"{self._name} cannot be cached, because nbloader cannot tell when its result changes. It refers to "
                 f"{name!r}{through}: {error}. Pass it as an argument that can be compared, or open it in the function. "
-                "Or say yourself when results change: @nbloader.cached(version=1), with another number after each "
-                "change, or @nbloader.cached(depends=[path]) with the files, functions and values that stand for it."
+                "Or declare when results change: @nbloader.cached(version=1), with another number after each change, "
+                "or @nbloader.cached(depends=[path]) with the files, functions and values that stand for it."
             ) from error
         return digest
 
@@ -240,12 +240,16 @@ def cached(function: Callable[..., Any] | None = None, /, *, version: Any = None
     copy that the caller may modify. It works in worker processes, threads, and without workers;
     `nbloader.configure_cache` sets the limits, and `loader.stats()` and the dashboard show hits and misses.
 
-    **What counts as the same.** The code of the function, and of the functions and classes of your own that it reaches
-    by name: through globals, closures, defaults, members, and attributes of your own modules. The values and arrays
-    that it reaches in the same ways, and the contents of the arguments. The files whose paths are among these, by real
-    path, size, times and inode. The versions of the packages whose functions it reaches. Code is your own unless its
-    file belongs to Python or to an installed package. All this is compared again before a result is kept. A file that
-    was changed in the last 50 ms is read, but its result is not kept.
+    **What counts as the same.** Calls are the same if all of this is equal:
+
+    - the code of the function, and of the functions and classes of your own that it reaches by name: through globals,
+      closures, defaults, members, and attributes of your own modules
+    - the values and arrays that it reaches in the same ways, and the contents of the arguments
+    - the files whose paths are among these, by real path, size, times and inode
+    - the versions of the packages whose functions it reaches
+
+    Code is your own unless its file belongs to Python or to an installed package. All this is compared again before a
+    result is kept. A file that was changed in the last 50 ms is read, but its result is not kept.
 
     **What is outside.** See the table in "Cache decoded samples" in the documentation: among others files whose paths
     are computed in the function, names that are computed, environment variables, and settings of installed packages.
@@ -259,9 +263,9 @@ def cached(function: Callable[..., Any] | None = None, /, *, version: Any = None
             pickled.
         version: A value that is part of the key. Change it whenever something changes that is outside.
         depends: Paths, functions, classes, modules and values that are part of the key as if the function reached them
-            by name; of a module of your own, all that is in it. If `version` or `depends` is given, what the function
-            reaches by name and has no pickle, such as an open database, is left out of the key instead of being an
-            error.
+            by name; of a module of your own, all that is in it. If `version` or `depends` is given, objects that the
+            function reaches by name but that cannot be pickled, such as an open database, are left out of the key
+            instead of raising an error.
 
     Returns:
         A callable with the same signature. `__wrapped__` is the function itself. Without a function: a decorator.

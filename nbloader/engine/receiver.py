@@ -285,7 +285,7 @@ def why_ended(*, closed: bool) -> str:
     """
     if closed:
         return "this loader was closed during the iteration: create a new one"
-    return "this iterator was ended by an interrupt: iterate the loader again"
+    return "this iterator was ended by an interrupt: iterate over the loader again"
 
 
 def _opens_without_user_code(ready: Delivery) -> bool:

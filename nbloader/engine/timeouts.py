@@ -139,13 +139,13 @@ def timeout_message(
     processing = [activity(worker, now) for worker in workers if worker.batch is not None]
     if not processing and suspect.state == "starting":
         said = (
-            f"No worker has begun it: {activity(suspect, now)}. Slow imports, a dataset that takes long to rebuild "
-            "or worker_init_fn are the usual causes: raise timeout, or move that work out of the worker's start."
+            f"No worker has begun it: {activity(suspect, now)}. The usual causes are slow imports, a dataset that is "
+            "slow to rebuild, and worker_init_fn: raise timeout, or move that work out of the worker's start."
         )
     else:
         said = f"{'; '.join(processing) or 'No worker has begun it'}. " + (
             advice
-            or "A slow sample or a call in the dataset that hangs is the usual cause: restart the worker "
+            or "The usual cause is a slow sample, or a call in the dataset that hangs: restart the worker "
             f"(loader.restart_workers([{suspect.worker}])), raise timeout, or set on_timeout='restart'."
         )
     return (

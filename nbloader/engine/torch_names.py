@@ -41,7 +41,7 @@ _INSTEAD = {
     "_tasks_outstanding": "loader.stats() counts the batches that are requested and ready",
     "_task_info": "loader.trace has the path of each batch",
     "_index_queues": "workers have one socket each; loader.restart_workers() and loader.num_workers control them",
-    "_reset": "each epoch has an iterator of its own, so iterate the loader again",
+    "_reset": "each epoch has an iterator of its own, so iterate over the loader again",
     "_mark_worker_as_unavailable": "use loader.restart_workers()",
 }
 _OTHERS = (

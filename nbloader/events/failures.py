@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from nbloader._platform import open_files_limit, processes_limit
+from nbloader._util.format import plural
 from nbloader.events.records import BatchFailed, SampleFailed
 from nbloader.events.remote_errors import ErrorInfo, SampleFailure, add_note, rebuild
 
@@ -173,9 +174,9 @@ def thread_message(what: str, error: Exception) -> str:
     """
     limit = processes_limit()
     return (
-        f"{what} could not be started beside {threading.active_count()} threads: {error}. There are too many threads "
-        f"or processes (RLIMIT_NPROC={limit}): use fewer workers, "
-        "end other programs, or raise `ulimit -u`; in a container, its limit of processes."
+        f"{what} could not be started while this process had {plural(threading.active_count(), 'thread')}: {error}. "
+        f"There are too many threads or processes (RLIMIT_NPROC={limit}): use fewer workers, end other programs, or "
+        "raise `ulimit -u` or the container's limit of processes."
     )
 
 
@@ -183,9 +184,9 @@ def descriptors_message(worker: int, num_workers: int) -> str:
     """Return the error message for when this process cannot receive a worker's file descriptors."""
     limit = open_files_limit()
     return (
-        f"too many open files: what worker {worker} (num_workers={num_workers}) sent could not be received, because "
-        f"this process has as many file descriptors as it may have (RLIMIT_NOFILE={limit}). Close files, use fewer "
-        "workers, or raise `ulimit -n`."
+        f"too many open files: a message from worker {worker} (num_workers={num_workers}) could not be received, "
+        f"because this process has reached its limit of file descriptors (RLIMIT_NOFILE={limit}). Close files, use "
+        "fewer workers, or raise `ulimit -n`."
     )
 
 
@@ -206,9 +207,9 @@ def died_message(number: int, indices: Any, deaths: int, pid: int, exitcode: int
     else:
         begin = f"DataLoader worker (pid(s) {pid}) exited unexpectedly"
     if exitcode is None or exitcode < 0:
-        cause = "A crash in native code or too little memory are the usual causes"
+        cause = "The usual cause is a crash in native code or a lack of memory"
     else:
-        cause = "A call of sys.exit() or os._exit(), or a KeyboardInterrupt raised there, are the usual causes"
+        cause = "The usual cause is a call of sys.exit() or os._exit(), or a KeyboardInterrupt raised there"
     return (
         f"{begin}: batch {number} (samples {abbreviated(indices)}) ended {deaths} workers in a row; the last one "
         f"{reason}. "

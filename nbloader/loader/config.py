@@ -282,14 +282,14 @@ class LoaderConfig(Generic[T_co]):
     prefetch_factor: int | None = _argument(
         None, functools.partial(_optional_natural, hint=PREFETCH_FACTOR_HINT),
         doc="Batches to request ahead, per worker; 2 by default. If it is not given, the window grows for small and "
-        "quick batches, up to 16. While one batch is late, workers continue beyond it, by at most 16 MB. From a "
-        "sampler of your own class, which may learn from the loop, no more than this number is drawn ahead.",
+        "quick batches, up to 16. While one batch is late, workers continue beyond it, by at most 16 MB. At most "
+        "this number is drawn ahead from a sampler of your own class, since it may learn from the loop.",
     )  # fmt: skip
     persistent_workers: bool = _argument(
         False, fixed=True,
-        doc="With False (the default, as in torch), each epoch has new workers: with the dataset as it is in this "
-        "process, new seeds, and a call of `worker_init_fn`. True keeps the workers between epochs, and their copies "
-        "of the dataset with all changes that they made to it.",
+        doc="With False (the default, as in torch), each epoch starts new workers with the dataset as it then is in "
+        "this process, new seeds, and a call of `worker_init_fn`. True keeps the workers between epochs, along with "
+        "their copies of the dataset and all changes that they made to it.",
     )  # fmt: skip
     pin_memory_device: str = _argument("", doc="Deprecated in torch; accepted and ignored.")
     in_order: bool = _argument(True, doc="False delivers batches in the order in which they are completed.")
@@ -320,9 +320,9 @@ class LoaderConfig(Generic[T_co]):
     )  # fmt: skip
     device: Device | Sequence[Device | None] | None = _argument(
         None, fixed=True,
-        doc='Where batches are placed: None or "cpu", or an accelerator such as "cuda": then they are uploaded from '
-        "pinned memory on a separate stream, whether or not `pin_memory` is set. With a list of devices each step "
-        "yields a list of batches, one per device; an incomplete last list follows `last_batch`.",
+        doc='Where batches are placed: None or "cpu", or an accelerator such as "cuda", to which they are uploaded '
+        "from pinned memory on a separate stream, whether or not `pin_memory` is set. With a list of devices, each "
+        "step yields a list of batches, one per device; an incomplete last list follows `last_batch`.",
     )  # fmt: skip
     upload_ahead: int = _argument(
         1, functools.partial(natural, hint="0 uploads a batch when the loop asks for it"), fixed=True,
@@ -661,10 +661,10 @@ def check_kinds(kinds: Any) -> None:
 
     Raises:
         ValueError: One of them is unknown.
-        TypeError: Not a sequence of texts.
+        TypeError: Not a sequence of strings.
     """
     if isinstance(kinds, str):
-        raise TypeError(f'kinds={kinds!r} is one text: pass several, such as ("process", "thread")')
+        raise TypeError(f'kinds={kinds!r} is one string: pass several, such as ("process", "thread")')
     for kind in kinds:
         one_of("kinds", kind, get_args(InterchangeableKind))
 
@@ -717,13 +717,13 @@ def check_dataset(dataset: Any, sampler: Any, *, iterable: bool) -> None:
     name = type(dataset).__name__
     if isinstance(dataset, type):
         name = dataset.__name__
-        raise TypeError(f"dataset is the class {name} itself: create an object of it, {name}(...)")
+        raise TypeError(f"dataset is the class {name} itself: create an instance of it, {name}(...)")
     if iterable:
         return
     if not _has_items(dataset) and hasattr(dataset, "__aiter__"):
         raise TypeError(
-            f"dataset {name} has __aiter__ only, which gives one sample after the other: for samples that are awaited "
-            "at the same time, give it `async def __getitem__` and __len__; or give it __iter__"
+            f"dataset {name} has only __aiter__, which yields one sample at a time: define `async def __getitem__` and "
+            "__len__ to await several samples at the same time, or define __iter__"
         )
     if not _has_items(dataset):
         raise TypeError(f"dataset must have __getitem__ and __len__, or __iter__; {name} has neither")

@@ -694,8 +694,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """Call a function from inside `__next__`, on the consumer's thread, at most every 100 ms.
 
         The function is called while the consumer waits, and also when batches are ready at once, so that a front end
-        can handle its messages while a cell is busy. It must be quick and must not iterate the loader. If it raises,
-        the error is logged and the function is unregistered.
+        can handle its messages while a cell is busy. It must be quick and must not iterate over the loader. If it
+        raises, the error is logged and the function is unregistered.
 
         Returns:
             A function that unregisters it.
@@ -917,7 +917,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         }  # fmt: skip
 
     def profile_lines(self, on: bool | None = True) -> None:
-        """Sample the lines of code that the workers execute all the time, or not at all; `hot_lines()` shows them.
+        """Switch continuous sampling of the workers' lines of code on or off; `hot_lines()` shows the lines.
 
         If this method is not called, workers are sampled while a loop waits for them, from 0.1 s after the beginning
         of an epoch on. The samples of an epoch replace those of earlier ones, if there are at least 20.
@@ -930,7 +930,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
         Args:
             on: True discards earlier samples and samples from now on; False stops sampling and keeps the samples; None
-                samples while a loop waits, as without a call.
+                samples only while a loop waits, as if this method had not been called.
         """
         self._parts.monitor.lines.switch(on=on)
 
@@ -952,10 +952,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def remedies(self, samples: int = 30, *, report: Callable[[str, int, int], object] | None = None) -> Remedies:
         """Find out what to write instead of the slowest lines, and try it on samples; `print` the result. Thread-safe.
 
-        Looks at the slowest lines of `hot_lines()`. What is known for such a line is tried in a worker process of its
-        own, with the function rewritten there: the same samples are produced by the present and by the rewritten code,
-        under the same seeds, and compared. Nothing is changed in this process, and an epoch that is running is not
-        affected, except that the trial takes a core.
+        If something faster is known for one of the slowest lines of `hot_lines()`, a separate worker process rewrites
+        the function and tries it. The current and the rewritten code produce the same samples with the same seeds, and
+        the results are compared. Nothing changes in this process, and a running epoch is not affected, except that the
+        trial takes a core.
 
         Args:
             samples: Number of samples on which to try; 0 to list what is known without trying it.
@@ -1371,4 +1371,4 @@ class _Parts:
     warned_of: int = 0
     """The number of worker processes for which a warning was last considered; 0 before."""
     starting: threading.RLock = field(default_factory=threading.RLock)
-    """Held while an epoch starts: threads that iterate one loader must not create two engines for one epoch."""
+    """Held while an epoch starts: threads that iterate over one loader must not create two engines for one epoch."""

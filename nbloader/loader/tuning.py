@@ -57,7 +57,7 @@ RUNNING = frozenset({"starting", "running", "paused"})
 """States of a loader that is iterated."""
 CLOSED = "The loader was closed."
 ONLY_CHEAPER = "only cheaper samples help: all cores are in use."
-WAITING = "Waiting for a loop: iterate the loader, again if the loop ended before a setting was measured."
+WAITING = "Waiting for a loop: iterate over the loader, and again if the loop ended before a setting was measured."
 """What the result says before the first measurement."""
 
 
@@ -87,7 +87,7 @@ class Commands(NamedTuple):
 
 
 class Tuning:
-    """Tries settings on a separate thread while a loop iterates the loader.
+    """Tries settings on a separate thread while a loop iterates over the loader.
 
     `print` it for a table of what was tried; as the last line of a cell it is a plot, a table and the line of code to
     write down.

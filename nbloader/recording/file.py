@@ -132,7 +132,7 @@ class Recording:
     def note(self) -> str:
         """What is missing, as a sentence; "" if the recording is complete."""
         if self.end is None:
-            return f"The recording breaks off after {duration(self.length / 1e3)}: its process ended before it did."
+            return f"The recording breaks off after {duration(self.length / 1e3)}: its process ended too early."
         if self.end.reason == FULL:
             return f"The recording ends after {duration(self.length / 1e3)}: the file had reached its limit."
         if self.end.reason == FAILED:

@@ -221,7 +221,7 @@ class MapEpochPlan(EpochPlan):
         except BaseException:
             if self.reader is None:  # a generator has ended: if the loop goes on, the epoch must not seem to be over
                 self._exhausted = True
-                self.error = LoaderClosedError("the sampler was interrupted: iterate the loader again")
+                self.error = LoaderClosedError("the sampler was interrupted: iterate over the loader again")
             raise
         return batches
 

@@ -314,5 +314,6 @@ def _canonical(key: Any) -> bytes:
     if key is None:
         return b"n"
     raise TypeError(
-        f"the keys of a shared dict are texts, bytes, numbers, None, tuples or frozensets, not {type(key).__name__}"
+        "the keys of a shared dict must be strings, bytes, numbers, None, tuples or frozensets, "
+        f"not {type(key).__name__}"
     )

@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
+from nbloader._util.format import plural
 from nbloader._util.signals import raised_by_handler
 from nbloader.batch.payload import LocalPayload
 from nbloader.batch.task import Task
@@ -233,7 +234,8 @@ class ThreadPool(WorkerPool):
         except RuntimeError as error:
             del self._handles[handle.uid]
             handle.mark_ended(None)
-            text = f"no thread could be started beside {threading.active_count()}: {error}"
+            threads = plural(threading.active_count(), "thread")
+            text = f"no thread could be started while this process had {threads}: {error}"
             raise OSError(errno.EAGAIN, text) from error
         return handle
 
