@@ -50,6 +50,8 @@ HEALTHY: dict[str, Any] = BUSY | {
 }  # fmt: skip
 COMPUTING: dict[str, Any] = BUSY | {"fetch_cpu": 0.97}
 WORST = SlowBatch(42, 683, 3.1, 3.0, 1)
+LOST = WORST._replace(make=0.1, attempt=2, slowest=0.02)
+"""A batch whose worker hung. The second attempt was quick."""
 
 
 def evidence(base: dict[str, Any], changes: dict[str, Any]) -> Evidence:
@@ -102,8 +104,14 @@ ALONE: list[tuple[str, str, dict[str, Any], dict[str, Any], str]] = [
      {"stall_wait": 0.6, "stalls": 1, "producing_wait": 0.2, "worst": WORST, "utilization": 0.5, "full": 0.0},
      "The longest, 3.1 s, was for batch 42, slowest sample 683; a batch usually takes 95.0 ms"),
     ("hang, ended by a restart", "stall", BUSY,
-     {"stall_wait": 0.7, "stalls": 1, "producing_wait": 0.1, "worst": WORST._replace(attempt=2)},
-     "was lost (attempt 2)"),
+     {"stall_wait": 0.7, "stalls": 1, "producing_wait": 0.1, "worst": LOST._replace(lost_sample=640)},
+     "was for batch 42, which was produced again after a worker was lost at sample 640 (attempt 2); a batch usually"),
+    ("hang, ended by a restart, at an unknown sample", "stall", BUSY,
+     {"stall_wait": 0.7, "stalls": 1, "producing_wait": 0.1, "worst": LOST},
+     "was for batch 42, which was produced again after a worker was lost (attempt 2); a batch usually"),
+    ("slow sample, after the end of a worker", "stall", BUSY,
+     {"stall_wait": 0.7, "stalls": 1, "producing_wait": 0.1, "worst": LOST._replace(lost_sample=640, slowest=2.9)},
+     "lost at sample 640 (attempt 2), slowest sample 683; a batch usually"),
     ("window", "window", BUSY, {"workers": 4, "window": 1, "utilization": 0.25, "full": 1.0},
      "are busy 25% of the time; the window of 1 batch was full at 100% of the deliveries. More workers do not help."),
     ("window of some batches", "window", BUSY, {"workers": 4, "window": 4, "utilization": 0.25, "full": 1.0},
@@ -311,6 +319,23 @@ def test_pairs_of_causes(first: str, second: str, changes: dict[str, Any], words
 
 
 @pytest.mark.unit
+@pytest.mark.parametrize(
+    ("worst", "what"),
+    [
+        (WORST, "sample 683"),
+        (LOST, "batch 42"),
+        (LOST._replace(lost_sample=640), "sample 640"),
+        (LOST._replace(lost_sample=640, slowest=2.9), "sample 683"),
+        (LOST._replace(lost_sample=640, sample=None), "sample 640"),
+        (SlowBatch(42, None, 3.1, None, 1), "batch 42"),
+    ],
+)
+def test_the_sample_to_look_at_is_the_one_for_which_the_loop_waited(worst: SlowBatch, what: str):
+    e = evidence(BUSY, {"stall_wait": 0.7, "stalls": 1, "producing_wait": 0.1, "worst": worst})
+    assert verdict(e).sentence.startswith(f"Look at {what}, or limit waits")
+
+
+@pytest.mark.unit
 def test_a_loader_that_keeps_up_but_for_its_start_is_healthy():
     e = evidence(HEALTHY, {"wait_share": 0.25, "startup_wait": 0.22, "startup": 0.9})
     assert [(f.cause.name, f.share) for f in find_causes(e)] == [("consumer", 0.75), ("startup", 0.22)]
@@ -461,7 +486,7 @@ def record(index: int, requested: int, wait: int, make: int, **changes: Any) -> 
         "collated": in_order - MS, "received": in_order, "in_order": in_order, "delivered": delivered,
         "returned": delivered + 10 * MS, "fetch_cpu": make // 2, "slowest_ns": make * 9 // 160, "in_flight": 3,
         "indices": tuple(range(16 * index, 16 * index + 8)), "slowest_index": 16 * index, "placed": None,
-        "transfer": None,
+        "transfer": None, "lost_sample": None,
     }  # fmt: skip
     return BatchRecord(**(fields | changes))
 
@@ -489,7 +514,7 @@ def test_the_wait_is_divided():
     e = measure(records, span(records, opening=records[:32]))
     total = sum(r.waited for r in records)
     assert e.startup_wait * e.seconds == pytest.approx(0.6 + 0.03 - 2 * 0.08 - 2 * 0.03, abs=0.001)
-    assert (e.stalls, e.worst) == (1, SlowBatch(42, 16 * 42, 2.0, 0.08, 1))
+    assert (e.stalls, e.worst) == (1, SlowBatch(42, 16 * 42, 2.0, 0.08, 1, slowest=0.0045))
     assert e.stall_wait * e.seconds == pytest.approx(1.97)
     assert e.wait_share * e.seconds == pytest.approx(total / 1e9)
     assert e.producing_wait * e.seconds == pytest.approx(81 * 0.0299, rel=0.01)

@@ -1034,6 +1034,7 @@ batch_records = st.builds(
     *(small, counts, small, counts, small, counts, counts, st.sampled_from(["segment", "pickle", "local"])),
     *[times] * 9,
     *(times, times, counts, counts, counts, anything, times, st.just(())),
+    lost_sample=anything,
 )
 events: st.SearchStrategy[Event] = st.one_of(
     batch_records,

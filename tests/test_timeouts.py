@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import pathlib
 import re
 import threading
 import time
@@ -188,6 +190,50 @@ def test_a_stalled_worker_is_restarted_automatically(tmp_path, capsys, how):
         assert re.search(
             r"batch 2 did not arrive within 1\.5 s, so worker \d is restarted.* in \w+\.", capsys.readouterr().err
         )
+
+
+class HangsOnce:
+    """Sample 41 hangs, or ends its worker, when it is first read after the flag was set. Sample 42 takes a while."""
+
+    def __init__(self, flag: pathlib.Path, *, ends: bool) -> None:
+        self.flag, self.ends = flag, ends
+
+    def __len__(self) -> int:
+        return 400
+
+    def __getitem__(self, i: int) -> int:
+        if i == 41 and self.flag.exists():
+            self.flag.unlink()
+            time.sleep(0.5 if self.ends else 3600)
+            os._exit(3)
+        if i == 42:
+            time.sleep(0.05)
+        return i
+
+
+@pytest.mark.parametrize("chunk_size", [None, 5])
+@pytest.mark.parametrize("how", ["timeout", "request", "death"])
+def test_the_verdict_names_the_sample_at_which_a_worker_was_lost(tmp_path, how, chunk_size):
+    flag = tmp_path / "flag"
+    data = HangsOnce(flag, ends=how == "death")
+    limit = {"timeout": 1.5, "on_timeout": "restart"} if how == "timeout" else {}
+    with DataLoader(data, 10, num_workers=2, chunk_size=chunk_size, persistent_workers=True, **limit) as loader:
+        assert flat(loader) == list(range(400))
+        flag.touch()
+        epoch = begin(loader)
+        if how == "request":
+            wait_for(lambda: any(w.sample == 41 and w.batch_age > 0.5 for w in loader.stats().workers))
+            loader.restart_workers()
+        assert flat(epoch) == list(range(400))
+        (record,) = [r for r in loader.events.batches() if (r.epoch, r.index) == (1, 4)]
+        assert record.attempt >= 2
+        assert (record.lost_sample, record.slowest_index) == (41, 42)
+        found = loader.stats().epoch_verdict
+        assert found.cause == "stall", found.sentence
+        assert found.sentence.startswith("Look at sample 41, or limit waits"), found.sentence
+        assert "batch 4, which was produced again after a worker was lost at sample 41 (attempt" in found.sentence
+        assert "sample 42" not in found.sentence
+        assert {r.lost_sample for r in loader.events.batches()} == {None, 41}
 
 
 def test_a_stalled_worker_thread_is_abandoned_and_replaced(capsys):

@@ -52,6 +52,8 @@ class Task:
     """When this batch and all earlier batches had arrived, in ns of `time.perf_counter_ns()`. Set by the receiver."""
     attempt: int = 0
     """Number of times the task was assigned to a worker."""
+    lost_sample: Any = None
+    """Dataset index of the sample that a worker was fetching for this task when it was lost; None if there is none."""
     deaths: int = 0
     """Number of workers that died unexpectedly while they processed the task. After that, a worker that processes
     several batches at a time produces it alone, so that it is clear whether it causes the deaths."""

@@ -386,7 +386,7 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
             payload.transport, requested, task.dispatched, fetch_begin, fetch_end, collate_end, payload.received,
             task.in_order, _clock(), NOT_RETURNED, fetch_cpu, collate_cpu, got.in_flight, got.reordering, got.ready,
             index, slowest_ns, task.indices[: min(samples, KEPT_INDICES)] if self._batched else (task.indices,),
-            None, self._sampling, skeleton_nbytes, payload.transfer, summed,
+            None, self._sampling, skeleton_nbytes, payload.transfer, summed, task.lost_sample,
         )  # fmt: skip
         self._sampling = 0
 

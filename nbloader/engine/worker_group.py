@@ -356,6 +356,7 @@ class WorkerGroup:
         exitcode = message.exitcode
         ended = WITH_SERVER if message.server else exit_phrase(exitcode)
         reason = message.reason or handle.end_reason or (BY_REQUEST if handle.expected else ended)
+        self._note_loss(handle)
         held, poisoned = self._dispatcher.worker_gone(
             handle.uid,
             blame=not (handle.expected or message.server),
@@ -493,9 +494,16 @@ class WorkerGroup:
     def _requeue(self, handle: WorkerHandle, *, blame: bool = False, suspects: list[Task] | None = None) -> Task | None:
         """Requeue the batches that a worker held which is about to be ended. Return the poisoned batch, if any."""
         handle.expected = True
+        self._note_loss(handle)
         held, poisoned = self._dispatcher.dismiss(handle.uid, blame=blame, suspects=suspects)
         handle.held = tuple(dict.fromkeys(task.number for task in held))
         return poisoned
+
+    def _note_loss(self, handle: WorkerHandle) -> None:
+        """Note in the batch that a worker is lost with at which sample it is. The batch needs another attempt."""
+        task, sample = handle.current(self._dispatcher.held_by(handle.uid))
+        if task is not None and sample is not None:
+            task.lost_sample = sample
 
     def resize(self, num_workers: int, *, patient: bool = False) -> None:
         """Change the number of workers: stop those with the highest ids, or start new ones.
@@ -571,6 +579,7 @@ class WorkerGroup:
                 slot.handle = None
             for handle in list(pool.handles.values()):
                 handle.expected = True
+                self._note_loss(handle)
                 self._dispatcher.dismiss(handle.uid)
             self.pool = None
         return pool

@@ -75,7 +75,8 @@ class BatchRecord(NamedTuple):
     pid: int
     """Id of the process that produced the batch."""
     attempt: int
-    """Number of the attempt that produced the batch: 1, plus 1 for each worker that ended while it held the batch."""
+    """Number of the attempt that produced the batch: 1, plus 1 for each worker that ended while it held the batch.
+    `lost_sample` says where."""
     samples: int
     """Number of samples in the batch."""
     nbytes: int
@@ -130,6 +131,9 @@ class BatchRecord(NamedTuple):
     checksum: int | None = None
     """Checksum of a small part of the batch, by which `DataLoader.replay` can tell that it has made another one. None
     if it was not computed: checksums take at most 0.5% of the loop's time, so some fast batches have none."""
+    lost_sample: Any = None
+    """Dataset index of the sample of this batch that a worker was fetching when it ended or was restarted, so that
+    another attempt was needed; None if there was none, or if it is unknown. `slowest_index` is of the last attempt."""
 
     @property
     def waited(self) -> int:

@@ -51,13 +51,22 @@ class SlowBatch(NamedTuple):
 
     batch: int
     sample: Any
-    """Dataset index of its slowest sample; None if samples are not fetched one by one."""
+    """Dataset index of the slowest sample of the last attempt; None if samples are not fetched one by one."""
     wait: float
     """Seconds."""
     make: float | None
-    """Seconds that a worker spent on the batch; None if it has not arrived yet."""
+    """Seconds that a worker spent on the batch in the last attempt; None if it has not arrived yet."""
     attempt: int
-    """Greater than 1 if the worker that processed the batch before was lost or restarted."""
+    """Greater than 1 if a worker that held the batch before was lost or restarted."""
+    lost_sample: Any = None
+    """Dataset index of the sample that a worker was fetching for the batch when it was lost; None if unknown."""
+    slowest: float = 0.0
+    """Seconds to fetch the slowest sample of the last attempt."""
+
+    @property
+    def slow_sample(self) -> Any:
+        """`sample`, unless an earlier attempt, whose worker was lost, took the time; None then, or if unknown."""
+        return self.sample if self.attempt <= 1 or self.slowest >= self.wait / 2 else None
 
 
 FILE_SIZE = "file size"

@@ -326,7 +326,8 @@ def _worst(record: BatchRecord, o: SpanOptions) -> SlowBatch:
     if o.waiting > wait and o.waiting_for is not None:
         return SlowBatch(o.waiting_for, None, o.waiting / 1e9, None, 1)
     make = elapsed_ns(record.fetch_begin, record.collated) / 1e9
-    return SlowBatch(record.index, record.slowest_index, wait / 1e9, make, record.attempt)
+    slowest, lost = record.slowest_ns / 1e9, record.lost_sample
+    return SlowBatch(record.index, record.slowest_index, wait / 1e9, make, record.attempt, lost, slowest)
 
 
 def _ratio(cpu: Sequence[int], wall: Sequence[int]) -> float | None:

@@ -140,6 +140,8 @@ def _args(kind: str, r: BatchRecord) -> dict[str, Any]:
             "pid": r.pid,
             "attempt": r.attempt,
         }
+        if r.lost_sample is not None:
+            args["worker lost at sample"] = clean(r.lost_sample, 60)
         args["cpu ms"] = r.fetch_cpu / 1e6
     elif kind == "collate":
         args |= {"bytes": r.nbytes, "transport": r.transport, "cpu ms": r.collate_cpu / 1e6}

@@ -319,6 +319,9 @@ def _worker_tip(r: BatchRecord) -> str:
         lines.append(f"{plural(r.samples, 'sample')}: {first_indices(r)}")
     if r.slowest_ns:
         lines.append(f"slowest sample {clean(r.slowest_index, 40)}: {_ns(r.slowest_ns)}")
+    if r.attempt > 1:
+        lost = "" if r.lost_sample is None else f" at sample {clean(r.lost_sample, 40)}"
+        lines.append(f"attempt {r.attempt}, after a worker was lost{lost}")
     return "\n".join(lines)
 
 

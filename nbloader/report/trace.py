@@ -126,6 +126,7 @@ class Trace:
             "slowest_index": r.slowest_index,
             "slowest_ms": r.slowest_ns / 1e6,
             "indices": r.indices,
+            "lost_sample": r.lost_sample,
         }
 
 
@@ -133,6 +134,7 @@ _COLUMNS = (
     "epoch", "batch", "worker", "pid", "attempt", "samples", "nbytes", "transport", *_STAMPS,
     *(f"{stage}_ms" for stage in STAGES), "wait_ms", "fetch_cpu_ms", "collate_cpu_ms", "in_flight", "reordering",
     "ready", "slowest_index", "slowest_ms", "indices",
+    "lost_sample",
 )  # fmt: skip
 
 

@@ -238,6 +238,8 @@ class IterationState:
             task = batch.task
             task.dispatched = min(chunk.dispatched for chunk in batch.chunks)
             task.attempt = max(chunk.attempt for chunk in batch.chunks)
+            lost = [chunk.lost_sample for chunk in batch.chunks if chunk.lost_sample is not None]
+            task.lost_sample = lost[-1] if lost else None
             delivery = Delivery(task, self.join(batch), self.chunked.pop(task.number))
             batch.release()
         self._hand_over(self.reorder.put(task.number, delivery), now)

@@ -208,6 +208,20 @@ class WorkerHandle:
         """See `fetch_progress`."""
         return fetch_progress(self.status, held)
 
+    def current(self, held: list[Task]) -> tuple[Task | None, Any]:
+        """Return what the worker is processing: one of the held tasks, and the dataset index of the sample.
+
+        The task is None if it is none of them. The index is None if no single sample is being fetched.
+        """
+        status = self.status
+        state, job = status.state, status.job
+        if job < 0 or state == WorkerState.STARTING:
+            return None, None
+        task = next((task for task in held if task.job == job and task.epoch == status.epoch), None)
+        if task is None or state != WorkerState.FETCHING:
+            return task, None
+        return task, _sample(task.indices, status.position)
+
     def gauge(self, held: list[Task], epochs: Collection[int], exit_reason: str, produced: int) -> WorkerGauge:
         """Return the current state of the worker. This reads its status and sends it no message.
 
@@ -219,13 +233,10 @@ class WorkerHandle:
         """
         status = self.status
         state, job = status.state, status.job
+        task, sample = self.current(held)
         at = None
-        sample = None
         if job >= 0 and state != WorkerState.STARTING:
-            task = next((task for task in held if task.job == job and task.epoch == status.epoch), None)
             at = job if task is None else task.number
-            if task is not None and state == WorkerState.FETCHING:
-                sample = _sample(task.indices, status.position)
         return WorkerGauge(
             worker=self.worker,
             pid=self.pid,

@@ -20,20 +20,23 @@ def _sentence(e: Evidence) -> str:
     text += "this wait" if e.stalls == 1 else "these waits"
     if worst is None:
         return f"{text}."
-    sample = "" if worst.sample is None else f", slowest sample {clean(worst.sample, 40)}"
+    lost = "" if worst.lost_sample is None else f" at sample {clean(worst.lost_sample, 40)}"
     # How long a wait has lasted so far is said where its age is shown: evidence may be a second old.
     longest = "which goes on, is" if worst.make is None else f"{duration(worst.wait)}, was"
-    text += f". The longest, {longest} for batch {worst.batch}{sample}"
+    text += f". The longest, {longest} for batch {worst.batch}"
     if worst.attempt > 1:
-        text += f", which was produced again after the worker that processed it was lost (attempt {worst.attempt})"
+        text += f", which was produced again after a worker was lost{lost} (attempt {worst.attempt})"
+    if worst.slow_sample is not None:
+        text += f", slowest sample {clean(worst.slow_sample, 40)}"
     return f"{text}; a batch usually takes {millis(e.make_ms)}." if e.make_ms else f"{text}."
 
 
 def _remedy(e: Evidence) -> Remedy:
     worst = e.worst
     what = "the longest waits" if worst is None else f"batch {worst.batch}"
-    if worst is not None and worst.sample is not None:
-        what = f"sample {clean(worst.sample, 40)}"
+    sample = None if worst is None else worst.lost_sample if worst.slow_sample is None else worst.slow_sample
+    if sample is not None:
+        what = f"sample {clean(sample, 40)}"
     return Remedy(f"Look at {what}, or limit waits with timeout= and on_timeout='restart'.", more_workers=False)
 
 
