@@ -809,6 +809,18 @@ def test_verdict_without_workers():
     )
 
 
+def test_verdict_on_a_stall_names_the_sample_at_which_the_worker_was_lost():
+    stats = new_stats(cores=8)
+    now = loop(stats, 50, wait=MS)
+    again = record(now, index=50, wait=3 * S, make=20 * MS, attempt=2, slowest_index=642, lost_sample=640)
+    stats.update(again)
+    s = stats.snapshot(gauges(again.returned, *pair()))
+    for found in (s.now_verdict, s.epoch_verdict):
+        assert found.sentence.startswith("Look at sample 640, or limit waits with timeout=")
+        assert "batch 50, which was produced again after a worker was lost at sample 640 (attempt 2);" in found.sentence
+        assert "642" not in found.sentence
+
+
 def test_verdict_after_the_epoch_and_after_close():
     stats = new_stats(cores=8)
     now = loop(stats, 100, wait=30 * MS, make=70 * MS)
