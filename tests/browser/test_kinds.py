@@ -71,7 +71,7 @@ def test_each_kind_is_drawn_on_a_card_and_in_full(open_notebook: Any) -> None:
     page.mouse.move(0, 0)
     screenshot(page, "kinds-light-1400")
     detail = live.locator(".nbx-detail")
-    for index in range(12):
+    for index in range(13):
         live.get_by_label("go to the sample with this index").fill(str(index))
         live.get_by_label("go to the sample with this index").press("Enter")
         live.locator(f".nbx-card[aria-label^='sample {index},']").click()
@@ -79,6 +79,9 @@ def test_each_kind_is_drawn_on_a_card_and_in_full(open_notebook: Any) -> None:
         detail.locator(".nbx-field").first.wait_for()
         for role, name in DRAWN.get(index, []):
             detail.get_by_role(role, name=name, exact=True).wait_for()
+        waves = detail.locator(".nbx-signal svg").evaluate_all("(found) => found.map((wave) => wave.clientHeight)")
+        assert all(height > 20 for height in waves), waves
+        assert index != 12 or waves
         assert live.evaluate(LOW_CONTRAST) == []
         screenshot(page, f"kind-{index}-light")
 
