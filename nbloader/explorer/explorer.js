@@ -19,7 +19,7 @@ const ORDERS = {
 
 const whole = (n) => n.toLocaleString("en-US");
 const time = (s) => (s < 1e-3 ? `${Math.round(s * 1e6)} µs` : s < 1 ? `${(s * 1e3).toFixed(s < 0.01 ? 1 : 0)} ms` : `${s.toFixed(1)} s`);
-const bytes = (n) => (n < 1000 ? `${n} B` : n < 1e6 ? `${(n / 1e3).toFixed(n < 1e4 ? 1 : 0)} kB` : `${(n / 1e6).toFixed(1)} MB`);
+const bytes = (n) => (n < 1000 ? `${Math.round(n)} B` : n < 1e6 ? `${(n / 1e3).toFixed(n < 1e4 ? 1 : 0)} kB` : `${(n / 1e6).toFixed(1)} MB`);
 
 function caption(card) {
   return card.error !== undefined ? "failed" : card.caption.map((at) => card.fields[at].summary).join(" · ");
@@ -102,7 +102,7 @@ export async function mount({ model, el, styles, asset, load }) {
   let state = null, mode = "gallery", order = null, orderName = "all", reasons = {};
   let settled = false;  // whether the mode was determined: by the user, or by the first samples
   let top = 0, width = 0, deep = 0, across = 1, high = LINE, wide = CARD, current = 0, expectedScroll = -1;
-  let opened = null;  // { index, draw, choices, sample, draws, delivered }
+  let opened = null, waiting = null;  // opened: { index, draw, choices, since, sample, draws, delivered }
   let selected = new Set(), columns = [], frame = 0, ticking = null;
   let requested = null, checking = false, pending = 0, sent = 0;  // the last request: { first, last, order, middle }, and when
   const cards = new Map(), asked = new Map(), nodes = new Map();  // by index, by index, by position
@@ -482,7 +482,7 @@ export async function mount({ model, el, styles, asset, load }) {
       return;
     }
     const same = opened?.index === index;
-    opened = { index, draw, choices, sample: same ? opened.sample : null, draws: same ? opened.draws : null, delivered: same ? opened.delivered : null };
+    opened = { index, draw, choices, since: same ? opened.since : Date.now(), sample: same ? opened.sample : null, draws: same ? opened.draws : null, delivered: same ? opened.delivered : null };
     connection.send({ kind: "open", index, draw, choices });
     drawDetail();
     layout();
@@ -547,7 +547,7 @@ export async function mount({ model, el, styles, asset, load }) {
         code: `loader.replay(${epoch}, ${batch}).sample(${position})`,
       })));
     }
-    if (!sample) make("p", "nbl-note", detail, "reading…");
+    if (!sample) drawWaiting();
     else if (sample.error !== undefined) drawFailure(sample);
     else {
       const size = sample.nbytes ? `, ${bytes(sample.nbytes)}` : "";
@@ -571,6 +571,13 @@ export async function mount({ model, el, styles, asset, load }) {
       for (const line of lines) make("div", "nbl-note", box, line);
       if (code) box.title = code;
     }
+  };
+  const drawWaiting = () => {  // a sample that hangs can be given up here, too: a key cannot reach the button on its card
+    const { index, since } = opened, waited = Date.now() - since;
+    make("p", "nbl-note", detail, waited > SLOW ? `reading for ${Math.floor(waited / 1000)} s` : "reading…");
+    if (waited > SLOW && index !== WHOLE) button(detail, "Give up", `Give up reading sample ${index}`, () => connection.send({ kind: "give_up", index }));
+    clearTimeout(waiting);
+    waiting = setTimeout(() => { if (opened && !opened.sample) drawDetail(); }, 1000);
   };
   const drawFailure = (sample) => {
     make("p", "nbx-error", detail, sample.error);
@@ -682,6 +689,7 @@ export async function mount({ model, el, styles, asset, load }) {
   const orphaned = () => {
     for (const node of root.querySelectorAll("button, input, select")) node.disabled = true;
     clearInterval(ticking);
+    clearTimeout(waiting);
     if (!state) write(title, "The kernel is gone.");
     write(status, "The kernel is gone.");
   };
@@ -751,6 +759,7 @@ export async function mount({ model, el, styles, asset, load }) {
     resized.disconnect();
     clearInterval(ticking);
     clearTimeout(pending);
+    clearTimeout(waiting);
     for (const card of cards.values()) card.media.release();
     opened?.sample?.media.release();
     if (state) cover(state.id, -1);
