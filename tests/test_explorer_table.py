@@ -58,6 +58,12 @@ def check_of(sample):
         ((np.array([1.0, 2, 3]), 0), (np.array([1.0, 2, 3]), 1), True),
         ({"text": "a", "n": 1}, {"text": "a", "n": 2}, True),
         ({"text": "a"}, {"text": "b"}, False),
+        ({"city": "a", "rooms": 1, "price": 2.5}, {"city": "a", "rooms": 1, "price": 3.5}, False),
+        (
+            {"city": "a", "rooms": 1, "price": 2.5, "label": 0},
+            {"city": "a", "rooms": 1, "price": 2.5, "label": 1},
+            True,
+        ),
         ({"data": b"jpeg"}, {"data": b"jpeg"}, True),
         (3, 3, True),
         (3, 3.0, False),
@@ -104,6 +110,13 @@ def test_looks_with_few_different_bits_are_in_one_group(seeds, flipped):
         changed[bit // 8] ^= 1 << (bit % 8)
     looks[100] = changed.tobytes().hex()
     assert alike(looks) == [[0, 100]]
+
+
+def test_numbers_in_arrays_without_axes_are_columns():
+    samples = [{"vector": np.zeros(9), "cluster": np.int64(i % 3), "target": torch.tensor(i % 2)} for i in range(12)]
+    table = table_of(samples)
+    assert {"cluster", "target"} <= set(table.groupable())
+    assert [group.size for group in table.groups("cluster", {}, 9, table.indices())] == [4, 4, 4]
 
 
 def test_objects_without_content_are_no_duplicates():

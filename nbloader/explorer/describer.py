@@ -183,13 +183,14 @@ class _Describer:
         field.shape = tuple(int(n) for n in array.shape)
         field.dtype = kind.value.dtype_of(array)
         field.nbytes = int(array.nbytes)
-        field.facts["shape"] = shape_text(array.shape)
+        if array.ndim:  # without axes it is one value, which is a column of the table itself
+            field.facts["shape"] = shape_text(array.shape)
         if array.size > FEW:
             field.facts |= facts_of(array)
         device = getattr(content, "device", None)
         if device is not None and str(device) != "cpu":
             field.note = joined(field.note, f"on {clean(device, SUMMARY)}")
-        if self._context.view.full:
+        if self._context.view.full and array.ndim:
             field.figures = figures_of(array, FULL_ELEMENTS)
 
     def _cover(self) -> int:

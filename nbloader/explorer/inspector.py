@@ -12,6 +12,10 @@ from nbloader.explorer.looks import look_of
 from nbloader.explorer.problems import Check, Form
 from nbloader.explorer.values import content_of, extremes
 
+ROW = 2
+"""Least number of numbers beside texts with which a sample is a row of a table, whose texts may be categories. A single
+number beside a text is a label, an identifier or a length."""
+
 
 class Inspector:
     """Checks the fields of one sample, and collects what `problems` needs to find problems."""
@@ -22,6 +26,7 @@ class Inspector:
         self._not_finite: list[str] = []
         self._labels: list[tuple[str, str]] = []
         self._digests: dict[str, Any] = {}
+        self._numbers = 0  # those that are no labels
         self._look = ""
 
     def inspect(self, kind: Kind) -> None:
@@ -39,16 +44,19 @@ class Inspector:
                 self._constant.append(path)
         elif isinstance(value, float) and not math.isfinite(value):
             self._not_finite.append(path)
-        self._digest(kind)
+        self._digest(kind, kind.compared_as)
+        if label is None and kind.compared_as in ("text", "value"):
+            self._numbers += kind.compared_as == "value"
+            self._digest(kind, "row")
         if kind.is_canvas and not self._look:
             pixels = kind.canvas()
             self._look = "" if pixels is None else look_of(pixels)
 
-    def _digest(self, kind: Kind) -> None:
-        if kind.compared_as is None:
+    def _digest(self, kind: Kind, family: str | None) -> None:
+        if family is None:
             return
         path, value = kind.field.path, kind.value.content
-        digest = self._digests.setdefault(kind.compared_as, hashlib.blake2b(digest_size=16))
+        digest = self._digests.setdefault(family, hashlib.blake2b(digest_size=16))
         digest.update(f"{len(path)} {path} ".encode("utf-8", "surrogatepass"))
         if kind.array is not None:
             for part in content_of(kind.array):
@@ -61,6 +69,8 @@ class Inspector:
     def check(self) -> Check:
         """Return what was found."""
         family = next((name for name in ("picture", "signal", "text", "value") if name in self._digests), None)
+        if family == "text" and self._numbers >= ROW:
+            family = "row"
         digest = "" if family is None else f"{family} {self._digests[family].hexdigest()}"
         return Check(
             digest, tuple(self._forms), tuple(self._constant), tuple(self._not_finite), tuple(self._labels), self._look

@@ -4,7 +4,7 @@
 |-------------|--------------------------------------------------------------------------------------------------------|
 | `failed`    | could not be read                                                                                      |
 | `duplicate` | has the same content as an earlier one: the same pictures; without pictures the same signals and       |
-|             | arrays; without these the same texts; else the same values                                             |
+|             | arrays; without these the same texts, and in a row of a table the same numbers; else the same values   |
 | `alike`     | has a picture that looks like that of an earlier one, and is not the same                              |
 | `not finite`| has NaN or infinite numbers                                                                            |
 | `constant`  | has a picture, a volume or a signal with a single value                                                |
