@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from nbloader._util.format import number
 from nbloader.explorer import pictures
 
 DEPTH = 8
@@ -44,7 +43,7 @@ class Normalization(NamedTuple):
 
     def __str__(self) -> str:
         """One line."""
-        mean, std = (", ".join(map(number, part)) for part in self)
+        mean, std = (", ".join(f"{value:.3g}" for value in part) for part in self)
         return f"mean {mean}, standard deviation {std}"
 
     def undone(self, array: NDArray[Any], layout: pictures.Layout) -> NDArray[np.float32] | None:

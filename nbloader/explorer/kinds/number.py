@@ -9,6 +9,9 @@ from nbloader.explorer.field import LABEL_NAMES, SUMMARY
 from nbloader.explorer.kinds.base import Kind, Value
 from nbloader.explorer.problems import Form
 
+LARGE, HUGE = 1e4, 1e10
+"""Between these, a card shows a number without an exponent: 193500 and not 1.935e+05."""
+
 
 class Number(Kind):
     """One number, with a histogram over the samples."""
@@ -25,10 +28,17 @@ class Number(Kind):
     def describe(self) -> None:
         """Format the number."""
         number, field = self.value.number, self.field
-        digits = ".10g" if self.context.view.full else ".4g"
-        field.summary = clean(format(number, digits) if isinstance(number, float) else str(number), SUMMARY)
+        field.summary = clean(
+            format(number, self._digits(number)) if isinstance(number, float) else str(number), SUMMARY
+        )
         if isinstance(number, (bool, int, float)) and math.isfinite(number):
             field.value = number
+
+    def _digits(self, number: float) -> str:
+        """Return how to format a number: with few digits on a card, and all digits before the decimal point."""
+        if self.context.view.full:
+            return ".10g"
+        return ".0f" if LARGE <= abs(number) < HUGE else ".4g"
 
     def form(self) -> Form:
         """Return the type only."""

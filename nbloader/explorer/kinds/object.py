@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
+import re
 import uuid
 
 import numpy as np
@@ -15,6 +16,9 @@ from nbloader.explorer.texts import long_repr, short_repr
 
 PLAIN = (dt.date, dt.time, dt.timedelta, np.datetime64, np.timedelta64, decimal.Decimal, uuid.UUID)
 """Types whose string is shown and not their repr. Dates and times are sorted by it."""
+
+ADDRESS = re.compile(" at 0x[0-9a-fA-F]+")
+"""Where an object is in memory. It says nothing about the sample, and would make a class of each object."""
 
 
 class Object(Kind):
@@ -36,5 +40,5 @@ class Object(Kind):
             if isinstance(content, decimal.Decimal) and content.is_finite():
                 self.field.value = float(content)
             return
-        self.field.summary = short_repr(content)
+        self.field.summary = ADDRESS.sub("", short_repr(content))
         self.field.text = long_repr(content) if self.context.view.full else ""

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from nbloader._util.format import plural
 from nbloader.explorer.field import FEW
 from nbloader.explorer.kinds.base import NO_NUMBERS, Cover, Kind, Value
+from nbloader.explorer.kinds.tokens import SURE as TOKENS
 from nbloader.explorer.pictures import has_long_lines
 from nbloader.explorer.values import envelope
 
@@ -55,7 +56,9 @@ class Signal(Kind):
             field.note = f"{first}{plural(len(lines), 'channel')}, each from its minimum to its maximum"
 
     def cover(self) -> Cover:
-        """Return that a wave is second to a picture."""
+        """Return that a wave is second to a picture. An attention mask does not represent the text beside it."""
+        if self.value.numbers.dtype.kind in "biu" and not self.value.neighbors.keys().isdisjoint(TOKENS):
+            return Cover.OTHER
         return Cover.WAVE if self.field.drawn else Cover.OTHER
 
 
