@@ -11,6 +11,9 @@ const short = (value) => {
   return value.toLocaleString("en-US", { maximumSignificantDigits: size >= 100 ? 4 : 3 });
 };
 
+// What was measured while a sample was read. Samples are not grouped by it unless the user asks.
+const MEASURED = ["seconds", "cpu_seconds", "worker"];
+
 // What stands on an axis: times and bytes in their units.
 const valueText = (name, value) => (name === "seconds" || name === "cpu_seconds" ? time(value) : name === "nbytes" ? bytes(value) : short(value));
 
@@ -430,13 +433,14 @@ class Statistics {
     this.plots.hidden = !names.length;
     const classed = columns.filter(({ labels, whole: integers, all }) => (labels || integers) && all.length > 1).map(({ name }) => name);
     this.confusion.node.hidden = !(classed.length > 1 && message.own.some((name) => classed.includes(name)));
+    const byClass = columns.filter(({ name, labels }) => labels?.length > 1 && !MEASURED.includes(name)).map(({ name }) => name);
     const added = message.own.find((name) => classed.includes(name));
     const changed = [
       this.fill(this.confusion.selects[0], classed, ["label", "target", ...classed.filter((name) => name !== added)]),
       this.fill(this.confusion.selects[1], classed, [added, ...classed]),
       this.fill(this.scatter.selects[0], names, [...["nbytes", "label"].filter((name) => telling.includes(name)), ...telling.slice(1), names[0]]),
       this.fill(this.scatter.selects[1], names, ["seconds", names[1] ?? names[0]]),
-      this.fill(this.bySelect, names, ["label", ...columns.filter(({ labels }) => labels?.length > 1).map(({ name }) => name), names[0]]),
+      this.fill(this.bySelect, names, ["label", ...byClass.filter((name) => !name.endsWith(".shape")), ...byClass, ...telling.filter((name) => !MEASURED.includes(name)), names[0]]),
     ].some(Boolean);
     if (this.plotted?.every((name) => names.includes(name))) {
       this.scatter.selects.forEach((node, at) => { node.value = this.plotted[at]; });
@@ -475,7 +479,7 @@ class Statistics {
     const name = ({ value }) => (Array.isArray(value) ? value.map((edge) => valueText(this.bySelect.value, edge)).join(" to ") : value);
     const share = (value) => (value > 0 && value < 0.005 ? "< 1%" : `${Math.round(100 * value)}%`);
     const excess = ({ share_of_samples, share_of_time }) => share_of_time - share_of_samples;
-    const [dear] = costs.filter((line) => line.share_of_time > 1.5 * line.share_of_samples).sort((a, b) => excess(b) - excess(a));
+    const [dear] = this.bySelect.value === "seconds" || this.bySelect.value === "cpu_seconds" ? [] : costs.filter((line) => line.share_of_time > 1.5 * line.share_of_samples).sort((a, b) => excess(b) - excess(a));
     const sentence = dear && `${this.bySelect.value} ${name(dear)} is ${share(dear.share_of_samples)} of the samples and ${share(dear.share_of_time)} of the time.`;
     write(this.sentence, dear && excess(dear) > 0.05 ? sentence : "");
     if (!costs.length) return;
