@@ -30,12 +30,14 @@
 const DOCK = "To keep this in view while you work elsewhere: right-click it, and choose Create New View for Cell Output.";
 const PATIENCE = 15000;  // ms after which a command without effect can be given again
 
-// A button whose command has not had its effect yet says so.
+// A button whose command has not had its effect yet says so, and ignores clicks. It is not disabled: it would lose the focus.
 class Pending {
   constructor(node, idle) {
     this.node = node;
     this.idle = idle;
     this.done = null;
+    this.busy = false;
+    node.addEventListener("click", (event) => { if (this.busy) event.stopImmediatePropagation(); }, true);
   }
   begin(text, done) {  // `done(data)` tells whether the command has had its effect
     this.done = done;
@@ -48,7 +50,9 @@ class Pending {
   }
   show(text, busy) {
     write(this.node, text);
-    this.node.disabled = busy;
+    this.busy = busy;
+    if (busy) this.node.setAttribute("aria-disabled", "true");
+    else this.node.removeAttribute("aria-disabled");
     this.node.setAttribute("aria-busy", String(busy));
   }
 }

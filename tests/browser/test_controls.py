@@ -40,9 +40,12 @@ def test_all_controls_work_while_a_cell_is_busy_and_a_worker_hangs(open_notebook
     assert "__getitem__" in page.locator(".nbl-detail:visible pre").inner_text()
 
     chip = page.locator(".nbl-live .nbl-chip")
-    page.get_by_role("button", name="Pause the loader").click()
+    page.get_by_role("button", name="Pause the loader").press("Enter")
     chip.filter(has_text="paused").wait_for()
-    page.get_by_role("button", name="Resume the loader").click()
+    resume = page.get_by_role("button", name="Resume the loader")
+    resume.wait_for()
+    assert resume.evaluate("node => node === document.activeElement"), "the focus stays where the key was pressed"
+    resume.press("Enter")
     chip.filter(has_text="running").wait_for()
 
     workers = page.get_by_role("slider", name="Number of workers")

@@ -78,7 +78,7 @@ export function create(el, { make, write, button, copy, note, request, unfolded,
       pending.idle = data.rows.length ? "Try again" : "Try";
       if (data.running) pending.show("trying…", true);
       else pending.check(data);
-      if (!data.ready && !data.running) start.disabled = true;
+      start.disabled = !data.ready && !data.running;
       bar.hidden = !data.running;
       bar.setAttribute("aria-valuenow", String(Math.round(100 * data.done)));
       fill.style.width = `${100 * data.done}%`;
