@@ -219,6 +219,11 @@ def own(name, values, total, names=None):
     return name, OwnColumn.of(name, values, total, names)
 
 
+def test_costs_of_a_few_whole_numbers_are_by_number():
+    table = table_of([{"n": i % 3} for i in range(9)])
+    assert {line["value"] for line in table.statistics({}, "", "", "n")[0]["costs"]} == {"0", "1", "2"}
+
+
 def test_columns_of_the_user_have_histograms_filters_orders_groups_and_costs():
     samples = [{"label": "cat" if i % 2 else "dog", "n": 9 - i} for i in range(10)]
     table = table_of(samples, seconds=[0.1] * 10)

@@ -226,7 +226,7 @@ export async function mount({ model, el, styles, asset, load }) {
     if (node.dataset.drawn === drawn) return;
     node.dataset.drawn = drawn;
     node.replaceChildren();
-    make("strong", "", node, name);
+    make("strong", "", node, isNaN(name) ? name : `${arrangement.group} ${name}`);  // a number alone says nothing
     make("span", "nbl-note", node, size > listed ? `${whole(size)} samples, the first ${whole(listed)} here: show all` : `${whole(size)} ${size === 1 ? "sample" : "samples"}`);
     node.setAttribute("aria-label", `group ${name}, ${whole(size)} samples`);
   };

@@ -778,7 +778,7 @@ def _cost_lines(column: Column, seconds: NDArray[np.float64], passed: NDArray[np
     for at in np.unique(bins[passed & (bins >= 0)]).tolist():
         if names is None:
             low, high = float(column.edges[at]), float(column.edges[at + 1])
-            name: Any = [low, high]
+            name: Any = f"{low:.0f}" if column.whole else [low, high]
         else:
             name = names[at]
         grouped[json.dumps(name)] = seconds[passed & (bins == at)].tolist()
