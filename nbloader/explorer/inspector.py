@@ -68,7 +68,9 @@ class Inspector:
 
     def check(self) -> Check:
         """Return what was found."""
-        family: str | None = next((name for name in ("picture", "signal", "text", "value") if name in self._digests), None)
+        family: str | None = next(
+            (name for name in ("picture", "signal", "text", "value") if name in self._digests), None
+        )
         if family == "text" and self._numbers >= ROW:
             family = "row"
         digest = "" if family is None else f"{family} {self._digests[family].hexdigest()}"
