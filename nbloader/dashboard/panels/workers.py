@@ -201,7 +201,7 @@ def _memory(w: WorkerStats) -> str:
 def _notes(s: Snapshot) -> list[str]:
     notes = []
     if s.cpu_share is not None:
-        notes.append(f"fetching the last 200 batches was {percent(s.cpu_share)} CPU time")
+        notes.append(f"fetching the latest batches was {percent(s.cpu_share)} CPU time")
     for count, noun, what in (
         (s.errors, "batch", "failed"),
         (s.skipped, "sample", "skipped"),
