@@ -682,6 +682,30 @@ def test_a_worker_of_a_process_that_has_used_openmp_may_use_it():
         torch.set_num_threads(threads)
 
 
+def test_workers_of_a_fork_of_a_process_that_has_used_openmp(tmp_path):
+    """The threads of OpenMP that the fork seems to have exist in its parent only: their end cannot be awaited."""
+    result = script(
+        """
+        import faulthandler, multiprocessing
+        import torch
+        from nbloader import DataLoader
+
+        def train():
+            faulthandler.dump_traceback_later(60, exit=True)
+            with DataLoader(range(4), 2, num_workers=2) as loader:
+                print([batch.tolist() for batch in loader], flush=True)
+
+        torch.set_num_threads(2)
+        assert torch.ones(1_000_000).exp().sum() > 0
+        child = multiprocessing.get_context("fork").Process(target=train)
+        child.start()
+        child.join()
+        """,
+        tmp_path,
+    )
+    assert result.stdout == "[[0, 1], [2, 3]]\n", result.stderr
+
+
 @contextlib.contextmanager
 def repeated(*functions):
     """Let threads call functions again and again."""

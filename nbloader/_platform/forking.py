@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from nbloader._platform.linux import open_again
+from nbloader._platform.proc import is_forked
 
 _FDS = Path("/proc/self/fd")
 _MAPS = Path("/proc/self/maps")
@@ -81,7 +82,12 @@ def end_openmp_threads() -> None:
 
     Only GNU's library needs this; several copies of it may be loaded. Other libraries prepare themselves for a fork.
     The next parallel region starts new threads.
+
+    Does nothing in a process that was itself forked: its threads may be those of its parent, which do not exist here,
+    and the library would wait for their end forever.
     """
+    if is_forked():
+        return
     omp_pause_soft = 1  # release threads, keep settings
     for path in _openmp_libraries():
         with contextlib.suppress(OSError, AttributeError):  # the file was replaced, or is older than OpenMP 5.0

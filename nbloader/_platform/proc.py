@@ -41,6 +41,17 @@ def parse_stat(text: str) -> Stat:
     return Stat(int(minor_faults), int(major_faults), (int(user) + int(system)) * _TICK, int(threads))
 
 
+def is_forked() -> bool:
+    """Whether this process is a fork that has not started another program since; False if the system does not say."""
+    forked_without_exec = 0x40  # PF_FORKNOEXEC of the kernel
+    try:
+        fields = _contents("/proc/self/stat").rpartition(") ")[2].split()
+        _state, _parent, _group, _session, _terminal, _foreground, flags, *_rest = fields
+        return bool(int(flags) & forked_without_exec)
+    except (OSError, ValueError):
+        return False
+
+
 def activity(pid: int) -> Activity | None:
     """Return what the main thread of a process does; None if the process has ended."""
     try:

@@ -1,7 +1,7 @@
 """Errors in workers: a worker describes the exception, and the notebook's process rebuilds and raises it.
 
-The consumer gets an exception of the original type if the exception can be pickled, otherwise a RuntimeError. Its
-`__cause__` contains the worker's traceback as text.
+The consumer gets an exception of the original type, without attributes that cannot be pickled. If that would change its
+message, it gets a RuntimeError. Its `__cause__` contains the worker's traceback as text.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class ErrorInfo(NamedTuple):
     """A worker's description of an exception."""
 
     pickled: bytes | None
-    """The pickled exception; None if pickling failed, or if the worker is a thread of this process."""
+    """The pickled exception, perhaps without some attributes; None if pickling failed, or if the worker is a thread of
+    this process."""
     type_name: str
     message: str
     traceback: str
@@ -73,17 +74,53 @@ def describe(error: BaseException, *, by_value: bool = True) -> ErrorInfo:
     pickled = None
     if by_value:
         # A class of the notebook is pickled by name where it has one: in a worker that was forked from the notebook.
-        pickled = _pickled(error, pickle.dumps) or _pickled(error, cloudpickle.dumps)
+        pickled = _pickled(error, pickle.dumps) or _pickled(error, cloudpickle.dumps) or _pickled_parts(error)
     return ErrorInfo(pickled, type(error).__name__, message_of(error), text)
 
 
-def _pickled(error: BaseException, dumps: Callable[[Any], bytes]) -> bytes | None:
+def _pickled(value: Any, dumps: Callable[[Any], bytes]) -> bytes | None:
     try:
-        pickled = dumps(error)
+        pickled = dumps(value)
         pickle.loads(pickled)
     except Exception:  # noqa: BLE001 - an exception's own pickling may raise anything
         return None
     return pickled
+
+
+def _pickled_parts(error: BaseException) -> bytes | None:
+    """Pickle an exception without the attributes that cannot be pickled, such as a lock or an open file.
+
+    Its constructor, which may take other arguments than `error.args`, is not called.
+
+    Returns:
+        The pickle; None if the exception would have another message.
+    """
+    message = message_of(error)
+    attributes = {name: value for name, value in vars(error).items() if _pickled(value, cloudpickle.dumps)}
+    for args in (error.args, (message,)):
+        for dumps in (pickle.dumps, cloudpickle.dumps):
+            pickled = _pickled(_Parts(type(error), args, attributes), dumps)
+            if pickled is not None and message_of(pickle.loads(pickled)) == message:
+                return pickled
+    return None
+
+
+class _Parts(NamedTuple):
+    """An exception in parts. Its pickle is that of the exception."""
+
+    kind: type[BaseException]
+    args: tuple[Any, ...]
+    attributes: dict[str, Any]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let an unpickler put the exception together."""
+        return _from_parts, tuple(self)
+
+
+def _from_parts(kind: type[BaseException], args: tuple[Any, ...], attributes: dict[str, Any]) -> BaseException:
+    error = kind.__new__(kind, *args)
+    vars(error).update(attributes)
+    return error
 
 
 def message_of(error: BaseException) -> str:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import collections
 import gc
+import io
 import itertools
 import random
+import threading
+import urllib.error
 import weakref
 
 import numpy as np
@@ -102,6 +105,60 @@ def test_an_exception_whose_constructor_takes_other_arguments_arrives():
         assert plain([next(iterator), next(iterator)]) == [[0, 1], [2, 3]]
         with pytest.raises(Exception, match="http://example: 503"):
             next(iterator)
+
+
+class CorruptFileError(Exception):
+    """It holds what cannot be sent to another process."""
+
+    def __init__(self, path):
+        super().__init__(path)
+        self.path = path
+        self.lock = threading.Lock()
+
+
+class DecodingError(CorruptFileError):
+    """Its constructor takes other arguments, and its text is made of attributes."""
+
+    def __init__(self, *, path, frame):
+        super().__init__(path)
+        self.frame = frame
+
+    def __str__(self):
+        return f"{self.path}, frame {self.frame}"
+
+
+class OpenFileError(Exception):
+    """It has an open file among its arguments."""
+
+    def __init__(self, path, file=None):
+        super().__init__(path, file)
+
+    def __str__(self):
+        return str(self.args[0])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: CorruptFileError("a.jpg"),
+        lambda: DecodingError(path="a.mp4", frame=3),
+        lambda: OpenFileError("a.zip", threading.Lock()),
+        lambda: urllib.error.HTTPError("http://example", 503, "busy", {}, io.BytesIO()),
+    ],
+    ids=["a lock", "a lock and other arguments", "a lock among the arguments", "a response"],
+)
+def test_an_exception_with_attributes_that_cannot_be_pickled_is_caught_by_its_type(make):
+    class Broken(Squares):
+        def __getitem__(self, i):
+            raise make()
+
+    def idiom(loader_class, **how):
+        try:
+            next(iter(loader_class(Broken(), **how)))
+        except (CorruptFileError, OpenFileError, urllib.error.HTTPError) as error:
+            return type(error).__name__, str(error), getattr(error, "path", None), getattr(error, "code", None)
+
+    assert same_as_torch(idiom, {}, THREAD, {"num_workers": 1}) is not None
 
 
 def test_an_interrupt_in_the_dataset_ends_the_loop_and_the_loader_goes_on():
