@@ -30,6 +30,7 @@ from nbloader.engine.torch_names import MISSING, MissingAttribute, PlannedBatche
 from nbloader.errors import LoaderClosedError
 from nbloader.events.remote_errors import message_of
 from nbloader.sampling.epoch_plan import EpochPlan
+from nbloader.sampling.resumable_sampler import ResumableSampler
 from nbloader.sampling.source import SourceReader, item_numbers
 from nbloader.scheduler.iteration import Delivery
 from nbloader.workers.worker_view import WorkerView
@@ -117,6 +118,7 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
         """Why the iteration has ended; "" before."""
         self._kept: Delivery | None = None  # taken, but not delivered (yet): after an interrupt, or on a full device
         self._resources = _Resources(epoch, context.events, context.transfer)
+        self._resources.sampler = plan.sampler
         # Before the iteration is opened: after an interrupt, one that nothing closes would keep its workers.
         self._closer = weakref.finalize(self, self._resources.release, engine, "abandoned")
         self._iteration: Iteration = engine.open_iteration(epoch, plan)
@@ -433,6 +435,7 @@ class _Resources:
         self.returned = -1
         """Number of the last batch that was returned or whose error was raised; -1 if there is none."""
         self.reader: SourceReader | None = None
+        self.sampler: ResumableSampler | None = None
         self.begun = False
         """Whether a consumer has started to iterate."""
         self.record: ev.BatchRecord | None = None
@@ -470,6 +473,8 @@ class _Resources:
             engine.close_iteration(self.epoch)
         if self.reader is not None:
             self.reader.close()
+        elif self.sampler is not None:
+            self.sampler.end()
         if self.begun:
             self._bus.publish(ev.EpochEnded(now, self.epoch, self.delivered, reason))
 

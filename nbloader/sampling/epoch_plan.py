@@ -91,6 +91,8 @@ class EpochPlan(ABC):
     """The shards of an iterable dataset."""
     reader: SourceReader | None = None
     """The reader of a source (`DataLoader.from_source`)."""
+    sampler: ResumableSampler | None = None
+    """What the indices are drawn from; None if samples have no indices."""
     order: EpochOrder | None = None
     """The indices of all batches, including delivered ones; None if samples have no indices."""
     chunk_spec: ChunkSpec | None = None
@@ -175,7 +177,7 @@ class MapEpochPlan(EpochPlan):
         self._position: int = resume_from.get("position", 0)
         self._beyond = set(resume_from.get("beyond", ()))  # delivered out of order: numbers above the position
         self._skipped = frozenset(self._beyond)
-        self._sampler = ResumableSampler(
+        self.sampler = self._sampler = ResumableSampler(
             context.index_sampler, context.generator, loader_seed=loader_seed, base_seed=base_seed,
             resume_from=resume_from, position=self._position, arrays=context.index_arrays,
         )  # fmt: skip

@@ -179,6 +179,10 @@ class ResumableSampler:
             self._save()
         return indices
 
+    def end(self) -> None:
+        """Release the sampler's iterator: nothing is drawn any more. A generator executes its `finally` clauses."""
+        self._indices = iter(())
+
     def forget_before(self, position: int) -> None:
         """Drop the saved states that are no longer needed once this many batches were delivered."""
         while len(self._states) > 1 and self._states[1].position <= position:

@@ -70,6 +70,31 @@ def test_an_epoch_is_left_early_and_the_next_one_begins_anew():
     same_as_torch(idiom, {}, THREAD)
 
 
+def test_a_sampler_that_is_a_generator_is_closed_when_the_loop_is_left():
+    """Its `finally` clause may release a lock or close a file."""
+
+    def idiom(loader_class, **how):
+        closed = []
+
+        class Sampler:
+            def __iter__(self):
+                try:
+                    yield from range(8)
+                finally:
+                    closed.append(True)
+
+        seen = []
+        loader = loader_class(Squares(), sampler=Sampler(), **how)
+        for _ in range(2):
+            for _batch in loader:
+                break
+            gc.collect()
+            seen.append(len(closed))
+        return seen
+
+    assert same_as_torch(idiom, {}, THREAD, {"num_workers": 1}) == [1, 2]
+
+
 def test_an_iterator_is_deleted_in_mid_epoch():
     with DataLoader(Squares(), 2, **THREAD) as loader:
         iterator = iter(loader)
