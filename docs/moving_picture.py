@@ -29,6 +29,8 @@ WINDOW = {"width": 960, "height": 1000}
 COLORS = 255
 FRAME = {"x": 30, "width": 930, "height": 860}
 """What is in the picture, from the top of the cell; CSS pixels."""
+BEFORE = 2.5
+"""How long the picture shows the loop before a worker is stuck, seconds: the hang is what it is about."""
 INTERVAL = 250
 """Milliseconds between two frames, as between two messages to the dashboard."""
 SETUP = """
@@ -114,6 +116,11 @@ class Camera:
                 raise TimeoutError(f"no {selector}")
             self.shot()
 
+    def keep(self, seconds: float) -> None:
+        """Drop frames that are older than this."""
+        begin = self.frames[-1][0] - seconds
+        self.frames = [(at, frame) for at, frame in self.frames if at >= begin]
+
     def shot(self) -> None:
         """Take a frame."""
         began = time.monotonic()
@@ -178,6 +185,7 @@ def record(notebook: Notebook) -> Camera:
         panel.click()
     camera.cell.evaluate("node => node.scrollIntoView()")
     camera.film_until(STUCK)
+    camera.keep(BEFORE)
     camera.film(1.5)
     box = page.locator(RESTART).bounding_box()
     x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
