@@ -293,14 +293,17 @@ def _broken_sample(cls: Callable[..., Iterable[Any]]) -> None:
 
 
 def _batches_of_none(cls: Callable[..., Iterable[Any]]) -> None:
-    hint = Hint("a batch may be None, and your loop does not get it. How does your buffer know that a batch is there?")
+    hint = Hint(
+        "a batch may be None, and your loop does not get it. How does your buffer know that a batch is there, and your "
+        "loader that one has failed?"
+    )
     got: list[Any] = []
     script = Scripted(3, 4)
     try:
         for batch in cls(Numbers(6), 2, num_workers=3, window=4, collate=lambda _: None, backend=script):
             got.append(batch)
             script.delivered = len(got)
-    except Hint:  # the backend's: the loader waits for a result that it has already
+    except (Hint, TypeError):  # the loader waits for a result that it has already, or raises the missing error
         raise hint from None
     if got != [None] * 3:
         raise hint

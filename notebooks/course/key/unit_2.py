@@ -478,6 +478,37 @@ class Loader(EpochLoader):
                 worker.join()
 
 
+# %% loader | mistake: a batch of None counts as one that has failed | hint: your loader that one has failed
+class Loader(EpochLoader):
+    def __iter__(self):
+        tasks, results = self.backend.queue(), self.backend.queue()
+        workers = [
+            self.backend.start(work, self.dataset, self.collate, tasks, results) for _ in range(self.num_workers)
+        ]
+        try:
+            todo = enumerate(indices_of(len(self.dataset), self.batch_size))
+            buffer, on_path = ReorderBuffer(), 0
+            for task in itertools.islice(todo, self.window):
+                tasks.put(task)
+                on_path += 1
+            while on_path:
+                number, batch, error = results.get()
+                buffer.put(number, (batch, error))
+                for ready, failure in buffer.ready():
+                    if ready is None:
+                        raise failure
+                    yield ready
+                    on_path -= 1
+                    for task in itertools.islice(todo, 1):
+                        tasks.put(task)
+                        on_path += 1
+        finally:
+            for _ in workers:
+                tasks.put(None)
+            for worker in workers:
+                worker.join()
+
+
 # %% abandon
 samples_read = 4 * 5
 
