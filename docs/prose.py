@@ -47,7 +47,7 @@ RULES = (
 _SPACE, _TIMES = r"(?:[^\S\n]|&nbsp;)", r"[x\u00d7](?![\w:=])"
 FIGURES = (
     (rf"[\d}}]{_SPACE}%(?!\s*[\d{{])", _PERCENT),
-    (rf"\d\.\d+{_SPACE}{_TIMES}(?!\s*[\d{{$])", _FACTOR),
+    (rf"\d\.\d+{_SPACE}{_TIMES}(?=\s*\()", _FACTOR),
     (rf"[\d}}]{_SPACE}{_TIMES}(?!\s*[\d({{$])", _FACTOR),
 )
 """The same for texts that also contain code: neither a remainder (`7 % 5`) nor a product (224 x 224) is a fault."""

@@ -98,6 +98,7 @@ def test_the_markdown_cells_of_a_notebook_are_read_in_their_lines():
     [
         ("page.md", "Fine.\n\n```text\nthe loop waited 99 % of it\n```\n"),
         ("page.md", "\n\n| a | b |\n| 3.9 x (0.7 to 8.3) | 2 |\n"),
+        ("page.md", "\n\n\n`3.9 x as fast`\n"),
         ("page.md", "\n\n\n`4 workers: 2.9\N{NO-BREAK SPACE}x (2.6 to 3.1)`\n"),
         ("program.py", "\n\n\n'waited 99 % of it'\n"),
         ("program.py", '\n\n\nf"waited {100 * share:.0f} %"\n'),
