@@ -83,7 +83,7 @@ def test_the_rank_whose_data_is_slow_is_named_among_eight_and_what_it_costs(tmp_
     assert sentence.startswith("Rank 3 holds up the others: its data is slow. Its loop waits ")
     assert "a batch takes its workers" in sentence
     assert "time.sleep" in sentence or "waiting (disk, network, sleep)" in sentence, "and why, by its own verdict"
-    rate, now = (float(n) for n in re.search(r"up to ([\d.]+) batches/s instead of ([\d.]+)\.", sentence).groups())
+    rate, now = (float(n) for n in re.search(r"reach ([\d.]+) batches/s instead of ([\d.]+)\.", sentence).groups())
     assert rate > 1.5 * now, "five times as fast data would leave steps of 20 ms"
     table = repr(found)
     assert len([line for line in table.splitlines() if line.split() and line.split()[0] in "01234567"]) == WORLD
