@@ -6,6 +6,7 @@ import copy
 import itertools
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -145,7 +146,15 @@ def workers(answer: Any, *, measured: Mapping[str, int]) -> str:
 def seed_of(function: Callable[[int, int, int], Any]) -> str:
     """`seed_of(base_seed, epoch, batch)` is a seed for `np.random.default_rng`."""
     bases, epochs = (7, 8, 9, 2**62 + 12_345), (0, 1, 2, 10, 11, 100, 101, 999)
-    joined = ((7 + 3 * 2**32, 5, 0), (7, 3, 5))  # the same number for NumPy, if a tuple of the three is the seed
+    # NumPy joins the numbers of a tuple. Each group has the same seed, if a number before the last one is too long.
+    joined = [
+        (7, 3, 5),
+        (7 + 3 * 2**32, 5, 0),  # as (base, epoch, batch)
+        (7 + 30_000_005 * 2**32, 0, 0),  # as (base, epoch * 10**7 + batch)
+        ((7003 + 5 * 2**32) // 1000, (7003 + 5 * 2**32) % 1000, 0),  # as (base * 1000 + epoch, batch)
+        (7, 500, 0),
+        (1 + 7 * 2**32, 70, 5_032_704),  # as (epoch * 10**7 + batch, base): the first number is 2**32 less
+    ]
     batches = (*range(120), *(10**power + more for power in (3, 4, 5, 6) for more in (-1, 0, 1)), 9_999_999)
     attempt(lambda: _seeds(function, [*joined, *itertools.product(bases, epochs, batches)]), limit=LIMIT)
     return "nbloader mixes the three numbers into one of 64 bits, and seeds the global generators with it."
@@ -169,7 +178,8 @@ def _seeds(function: Callable[[int, int, int], Any], numbers: Any) -> None:
             raise Hint(f"{call} was called twice, and the seeds differ. No batch could be made a second time.")
         other = drawn.setdefault(draws, numbered)
         if other != numbered:
-            long = isinstance(seed, tuple) and max(*numbered, *other) >= 2**32
+            seeds = [made for made in (seed, function(*other)) if isinstance(made, (tuple, list))]
+            long = any(isinstance(part, Integral) and part >= 2**32 for made in seeds for part in made)
             raise Hint(
                 f"{call} and seed_of{other} give the same seed, so these two batches would have the same augmentations."
                 + (" Which number of your tuple needs more than 32 bits?" if long else "")

@@ -152,6 +152,21 @@ def seed_of(base_seed, epoch, batch):
     return base_seed, epoch, batch
 
 
+# %% seed | mistake: the long number first, and one number of the two others | hint: needs more than 32 bits
+def seed_of(base_seed, epoch, batch):
+    return base_seed, epoch * 10_000_000 + batch
+
+
+# %% seed | mistake: a long number that is made of two, first | hint: needs more than 32 bits
+def seed_of(base_seed, epoch, batch):
+    return base_seed * 1000 + epoch, batch
+
+
+# %% seed | mistake: the number that is made of the two others is too long as well | hint: needs more than 32 bits
+def seed_of(base_seed, epoch, batch):
+    return epoch * 10_000_000 + batch, base_seed
+
+
 # %% seed | mistake: there is room for a hundred epochs only | hint: give the same seed
 def seed_of(base_seed, epoch, batch):
     return (base_seed * 100 + epoch) * 10_000_000 + batch
