@@ -142,7 +142,7 @@ def test_a_segfault_shows_where(tmp_path):
 def test_a_worker_that_exits_is_not_reported_as_a_crash():
     with (
         DataLoader(d.Deadly(8, bad=5, how=d.sys_exit), 4, num_workers=1) as loader,
-        pytest.raises(WorkerDiedError, match=r"exited with code 3\. A call of sys\.exit\(\) or os\._exit\(\)"),
+        pytest.raises(WorkerDiedError, match=r"exited with code 3\. The usual cause is a call of sys\.exit\(\) or"),
     ):
         list(loader)
 
@@ -397,16 +397,16 @@ def test_a_stop_iteration_in_the_dataset_does_not_end_the_epoch_silently(workers
     ("error", "text"),
     [
         (d.not_rebuildable, "NotRebuildable: code 3"),
-        (d.Unpicklable, "Unpicklable"),
-        (d.RaisesInStr, "RaisesInStr|no message"),
-        (lambda: d.Unpicklable(1), "1"),
+        (d.Unpicklable, "Unpicklable: "),
+        (d.RaisesInStr, "RaisesInStr: "),
+        (lambda: d.Unpicklable(1), "Unpicklable: 1"),
     ],
 )
-def test_an_error_that_cannot_be_pickled_is_reported_by_its_text(error, text):
+def test_an_error_that_cannot_be_pickled_keeps_its_type_and_its_text(error, text):
     with DataLoader(d.Raises(4, bad=2, error=error), 2, num_workers=1) as loader, pytest.raises(Exception) as raised:
         list(loader)
-    assert type(raised.value) in (RuntimeError, d.RaisesInStr)
-    assert type(raised.value) is d.RaisesInStr or any(part in str(raised.value) for part in text.split("|"))
+    name = type(raised.value).__name__
+    assert text == f"{name}: " + ("" if name == "RaisesInStr" else str(raised.value))
     assert "in __getitem__" in str(raised.value.__cause__)
 
 
