@@ -443,7 +443,7 @@ def test_what_cannot_be_cached_is_refused_with_advice(tmp_path):
     with open(tmp_path / "file", "w") as file:
         with pytest.raises(TypeError, match=r"an argument of the cached function .* Pass what it is made of"):
             nbloader.cached(lambda x: x)(file)
-        with pytest.raises(TypeError, match=r"it refers to 'file': TextIOWrapper .*version=.*depends="):
+        with pytest.raises(TypeError, match=r"It refers to 'file': TextIOWrapper .*version=.*depends="):
             nbloader.cached(lambda: file.name)()
 
 

@@ -33,7 +33,7 @@ class Files:
 
     def __getitem__(self, index: int) -> int:
         path, _label = self.samples[index]
-        time.sleep(0.2 if self.slow and path.endswith(self.slow) else 0.003)
+        time.sleep(0.2 if self.slow and path.endswith(self.slow) else 0.0005)
         return index
 
 
