@@ -121,6 +121,7 @@ export async function mount({ model, el, styles, asset, load }) {
 
   // ---- layout: which positions are on screen ----------------------------------------------------------------------
 
+  const resizes = () => scroller.clientWidth - 2 !== width || scroller.clientHeight !== deep;  // since the last layout
   const layout = () => {
     [width, deep] = [scroller.clientWidth - 2, scroller.clientHeight];
     if (mode === "gallery") {
@@ -157,7 +158,7 @@ export async function mount({ model, el, styles, asset, load }) {
 
   const draw = () => {
     if (!state) return;
-    if (scroller.clientHeight !== deep) {  // for a moment, such as between two themes: no ResizeObserver tells when it ends
+    if (resizes()) {  // for a moment, such as between two themes: no ResizeObserver tells when it ends
       resize();
       return;
     }
@@ -751,7 +752,7 @@ export async function mount({ model, el, styles, asset, load }) {
     else connection.send({ kind: "order", name: orders.value });
   });
   const connection = connect({ model, el, root, receive, orphaned, keys, retheme: () => { schedule(); statistics.scatter.draw(); } });
-  const resized = new ResizeObserver(() => { if (state && (scroller.clientWidth - 2 !== width || scroller.clientHeight !== deep)) resize(); });
+  const resized = new ResizeObserver(() => { if (state && resizes()) resize(); });
   resized.observe(scroller);
   return () => {
     connection.close();
