@@ -453,6 +453,7 @@ def open_notebook(server: Server, pages: Pages, request: pytest.FixtureRequest) 
             opened = Notebook(server, page, app, path, loaded)
             try:
                 opened.wait_until_responsive(20)
+                opened.wait_until_responsive(20)  # a kernel of ipykernel 7.0 may reply once, and never again
                 break
             except KernelSilent:  # nothing of nbloader has run yet: Jupyter itself failed, on a busy machine
                 if attempt == 2:
