@@ -500,7 +500,7 @@ class WorkerGroup:
         return poisoned
 
     def _note_loss(self, handle: WorkerHandle) -> None:
-        """Note in the batch that a worker is lost with at which sample it is. The batch needs another attempt."""
+        """Note, in the batch that a lost worker was producing, the sample at which it was lost."""
         task, sample = handle.current(self._dispatcher.held_by(handle.uid))
         if task is not None and sample is not None:
             task.lost_sample = sample
