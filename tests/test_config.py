@@ -8,6 +8,7 @@ import multiprocessing
 import pathlib
 import typing
 
+import numpy as np
 import pytest
 import torch
 from datasets import without_address
@@ -151,6 +152,12 @@ def test_a_wrong_argument_is_refused_at_construction(dataset, arguments, error, 
 )
 def test_valid_arguments_are_accepted(arguments):
     DataLoader(DATA, **arguments).close()
+
+
+@pytest.mark.parametrize("two", [np.int64(2), np.float32(2), torch.tensor(2)], ids=["int64", "float32", "tensor"])
+def test_a_number_of_seconds_may_be_one_of_numpy_or_torch(two):
+    with DataLoader(DATA, num_workers=1, timeout=two) as loader:
+        assert loader.timeout == 2
 
 
 def test_positional_arguments_are_those_of_torch():

@@ -19,7 +19,19 @@ import os
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeAlias, TypeVar, cast, get_args
+from typing import (
+    Any,
+    Concatenate,
+    Generic,
+    Literal,
+    ParamSpec,
+    Protocol,
+    SupportsFloat,
+    TypeAlias,
+    TypeVar,
+    cast,
+    get_args,
+)
 
 import torch
 from torch.utils.data import Dataset, IterableDataset
@@ -120,12 +132,13 @@ def _ray(name: str, value: Any) -> Any:
 
 
 def _timeout(name: str, value: Any) -> float:
-    if not isinstance(value, (int, float)):
+    if not isinstance(value, SupportsFloat):  # numbers of NumPy and torch too, as torch's DataLoader
         raise TypeError(f"{name} must be a number of seconds, not {value!r}")
-    if not 0 <= value <= MAX_TIMEOUT:  # NaN too
-        allowed = f"at most {MAX_TIMEOUT} seconds" if value > 0 else "non-negative"
+    seconds = value if isinstance(value, (int, float)) else float(value)
+    if not 0 <= seconds <= MAX_TIMEOUT:  # NaN too
+        allowed = f"at most {MAX_TIMEOUT} seconds" if seconds > 0 else "non-negative"
         raise ValueError(f"{name} option should be {allowed}, not {value!r}; 0 waits without limit")
-    return value
+    return seconds
 
 
 def _generator(name: str, value: Any) -> Any:
