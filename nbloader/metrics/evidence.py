@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from nbloader.events import BatchFailed, LoopStopped, SampleFailed
+from nbloader.events import BatchFailed, BatchRecord, LoopStopped, SampleFailed
 from nbloader.metrics.snapshot import Snapshot, UploadStats, Verdict
 from nbloader.metrics.usage import Usage
 
@@ -155,8 +155,6 @@ class Evidence:
     producing_wait: float = 0.0
     """Share of the span in which the loop waited while the batch was being produced or waited for an earlier batch."""
 
-    step_ms: float = 0.0
-    """Mean time that the loop spends on a batch after its delivery."""
     make_ms: float = 0.0
     """Median time to fetch and collate a batch."""
     fetch_ms: float = 0.0
@@ -167,8 +165,6 @@ class Evidence:
     """Mean time to collate a batch."""
     transport_ms: float = 0.0
     """Median time from the end of collation in the worker to the arrival in the notebook's process."""
-    transfer_ms: float = 0.0
-    """Median time from the moment a node began to send a batch until it was received; 0 for batches of this machine."""
     reorder_ms: float = 0.0
     """Mean time that a batch waited for an earlier one."""
     fetch_cpu: float | None = None
@@ -211,6 +207,9 @@ class Evidence:
     """CPU usage of the workers and the loop; None if it was not measured."""
     uploads: UploadStats | None = None
     device: str = ""
+    records: Sequence[BatchRecord] = field(default=(), repr=False)
+    """Records of usual batches that are spread over the span: without the first ones of the workers, and without
+    stalls. What only one cause needs, that cause measures in them."""
 
     @property
     def batches_per_second(self) -> float:

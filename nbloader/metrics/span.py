@@ -20,7 +20,7 @@ from typing import Any
 from nbloader.events import BatchRecord, Machine
 from nbloader.events.pauses import Pauses
 from nbloader.metrics.evidence import Evidence, MachineLoad, MakeTime, Place, SlowBatch, SpanName
-from nbloader.metrics.stage_times import elapsed_ns, median, placing_ns, returned_at, share_of, upload_stats
+from nbloader.metrics.stage_times import elapsed_ns, median, placing_ns, share_of, upload_stats
 from nbloader.metrics.usage import Usage
 
 SAMPLED = 128
@@ -228,13 +228,11 @@ def measure(records: Sequence[BatchRecord], options: SpanOptions) -> Evidence:
         placing_wait=placed_ns * part,
         opening_wait=(there_ns - placed_ns) * part,
         producing_wait=produced_ns * part,
-        step_ms=sum(elapsed_ns(r.delivered, returned_at(r)) for r in regular) / count / 1e6,
         make_ms=usual_make / 1e6,
         fetch_ms=sum(fetches) / count / 1e6,
         overlap=overlap,
         collate_ms=sum(collates) / count / 1e6,
         transport_ms=(median([elapsed_ns(r.collated, r.received) for r in regular]) or 0) / 1e6,
-        transfer_ms=(median([r.transfer.end - r.transfer.begin for r in regular if r.transfer is not None]) or 0) / 1e6,
         reorder_ms=sum(elapsed_ns(r.received, r.in_order) for r in regular) / count / 1e6,
         fetch_cpu=_ratio([r.fetch_cpu for r in regular], fetches),
         collate_cpu=_ratio([r.collate_cpu for r in regular], collates),
@@ -256,6 +254,7 @@ def measure(records: Sequence[BatchRecord], options: SpanOptions) -> Evidence:
         usage=o.usage,
         uploads=upload_stats(regular),
         device=o.device,
+        records=tuple(regular),
     )
 
 

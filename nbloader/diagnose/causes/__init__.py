@@ -3,8 +3,8 @@
 To add a cause:
 
 1. Write `causes/<name>.py` with a `Cause`: its name, the parts of the loop's time that it takes and when, its sentence,
-   its short form, its remedy. `parts` defines the parts, `work` and `phrases` have what several causes ask and say. If
-   it needs a measurement of its own, add a field to `metrics/evidence.py`, filled in by `metrics/span.py`.
+   its short form, its remedy. `parts` defines the parts, `work` and `phrases` have what several causes ask and say.
+   What only this cause measures, it computes from `Evidence.records`, as `transport` does.
 2. Add it to `CAUSES` below, before the causes that would otherwise take its part of the time.
 3. Add an example of it to `ALONE` in tests/test_diagnose.py, and one with a real loader to tests/planted.py.
 4. Document it where the tests miss it: its rule in docs/diagnosis.md, its section in docs/slow.md and its leaf in the

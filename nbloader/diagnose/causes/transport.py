@@ -8,6 +8,7 @@ from nbloader._util.format import megabytes, plural
 from nbloader.diagnose.causes.base import Cause, Remedy
 from nbloader.diagnose.parts import Part
 from nbloader.diagnose.phrases import SMALLER, millis, waits
+from nbloader.metrics.stage_times import median
 
 if TYPE_CHECKING:
     from nbloader.metrics.evidence import Evidence
@@ -22,11 +23,16 @@ def dominates(e: Evidence) -> bool:
     return long and max(e.nbytes, e.pickled) > TRANSPORT_BYTES
 
 
+def _sending_ms(e: Evidence) -> float:
+    """Median time from the moment a node began to send a batch until it was received."""
+    return (median([r.transfer.end - r.transfer.begin for r in e.records if r.transfer is not None]) or 0) / 1e6
+
+
 def _sentence(e: Evidence) -> str:
     what, parts = "Transport", ""
     if e.nodes:
         what = f"The transfer from {'the node' if e.nodes == 1 else plural(e.nodes, 'node')}"
-        parts = f" (its node needs {millis(e.transfer_ms)} to send it, after earlier ones)"
+        parts = f" (its node needs {millis(_sending_ms(e))} to send it, after earlier ones)"
     return (
         f"{what} is the bottleneck: {waits(e)}; a batch of {megabytes(e.nbytes)} takes {millis(e.transport_ms)} from "
         f"worker to loop{parts} and {millis(e.fetch_ms + e.collate_ms)} to produce."
