@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import os
 import pathlib
 import subprocess
@@ -84,6 +85,68 @@ def test_the_environment_selects_the_platform(tmp_path):
         assert run(code, tmp_path, NBLOADER_PLATFORM="").startswith("linux ")
     with pytest.raises(AssertionError, match="NBLOADER_PLATFORM is 'amiga': set it to one of"):
         run(code, tmp_path, NBLOADER_PLATFORM="amiga")
+
+
+@pytest.mark.unit
+def test_what_a_system_has_of_its_own_is_called_as_what_the_portable_part_has():
+    name = f"nbloader._platform.{sys.platform}"
+    own = vars(pytest.importorskip(name, reason="only the portable part")).items()
+    replaced = {key: (value, vars(portable)[key]) for key, value in own if key in vars(portable)}
+    functions = {key: pair for key, pair in replaced.items() if key in _platform.__all__ and callable(pair[0])}
+    assert functions
+    for key, (of_system, of_portable) in functions.items():
+        assert inspect.signature(of_system) == inspect.signature(of_portable), key
+
+
+ANOTHER = """
+    import importlib.machinery, importlib.util, sys
+    import multiprocessing, numpy, psutil, torch.utils.data  # before the system gets another name
+
+    class Finder:
+        def find_spec(self, name, path, target=None):
+            if name == "nbloader._platform.amiga":
+                return importlib.util.spec_from_file_location(name, "amiga.py")
+
+    sys.meta_path.insert(0, Finder())
+    sys.platform = "amiga"
+    import nbloader
+    from nbloader import _platform
+    from nbloader._platform import portable
+
+    class Numbers:
+        rows = nbloader.share(numpy.arange(20))
+
+        def __len__(self):
+            return 20
+
+        def __getitem__(self, i):
+            return self.rows[i]
+
+    with nbloader.DataLoader(Numbers(), 4, num_workers=2, workers="thread") as loader:
+        assert [int(i) for batch in loader for i in batch] == list(range(20))
+    assert _platform.cores() == 3
+    assert _platform.cpu_times is portable.cpu_times
+    print(_platform.NAME, _platform.HAS_ZYGOTES)
+"""
+
+
+@pytest.mark.unit
+def test_another_system_is_one_module(tmp_path):
+    """It has the name of the system, and what it lacks is taken from the portable part."""
+    module = """
+        from nbloader._platform import portable
+
+        def cores():
+            return 3
+
+        def new_file(opened):
+            print("a file of Amiga")
+            portable.new_file(opened)
+    """
+    (tmp_path / "amiga.py").write_text(textwrap.dedent(module))
+    assert run(ANOTHER, tmp_path, NBLOADER_PLATFORM="").splitlines() == ["a file of Amiga", "amiga False"]
+    with pytest.raises(AssertionError, match=r"set it to one of \('amiga', 'portable'\)"):
+        run(ANOTHER, tmp_path, NBLOADER_PLATFORM="linux")
 
 
 @pytest.mark.unit

@@ -1,4 +1,4 @@
-"""Linux: memory files, the end of processes, locks, limits. See `proc.py` and `cgroups.py` for usage and memory."""
+"""Linux: memory files, the end of processes, locks, limits. `proc.py` and `cgroups.py` have usage and memory."""
 
 from __future__ import annotations
 
@@ -16,6 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 from nbloader._platform import cgroups, portable
 from nbloader._platform.descriptors import open_into
+from nbloader._platform.proc import (  # noqa: F401 - the rest of this system
+    activity,
+    cpu_times,
+    memory_of,
+    stat_of,
+    state_of,
+    switches_of,
+    waits_for_locks,
+    waits_in,
+)
 
 if TYPE_CHECKING:
     import subprocess
