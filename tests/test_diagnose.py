@@ -531,6 +531,14 @@ def test_the_wait_is_divided():
 
 
 @pytest.mark.unit
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 8])
+def test_the_first_batches_are_work_of_the_workers_too(count):
+    made = epoch([(index % 2 == 0) * 80 * MS for index in range(count)])
+    e = measure(made, span(made, opening=made))
+    assert e.utilization == pytest.approx(count * 80 / (2 * e.seconds * 1000), abs=0.01)
+
+
+@pytest.mark.unit
 def test_the_sampler_and_the_device_have_their_parts_of_the_wait():
     drawn = epoch([50 * MS] * 20, in_order=1, sampling=40 * MS)
     e = measure(drawn, span(drawn))

@@ -17,6 +17,7 @@ from nbloader._util.format import age, clean, duration, percent, plural
 from nbloader.diagnose.causes import UNKNOWN
 from nbloader.diagnose.common import in_common
 from nbloader.diagnose.parts import MIN_BATCHES, SMALL_WAIT
+from nbloader.diagnose.phrases import line_remedy, slowest_line
 from nbloader.diagnose.verdict import verdict
 from nbloader.metrics.ages import age_in
 from nbloader.metrics.evidence import Diagnosis
@@ -52,7 +53,7 @@ def judge(s: Snapshot, status: LoaderStatus, now: Evidence, epoch: Evidence) -> 
         return Diagnosis(Verdict("closed", "The loader is closed.") if closed else new, Verdict(), Verdict())
     recent, whole = verdict(now), verdict(epoch)
     common = in_common(epoch.slow_indices, epoch.usual_indices, epoch.facts) if epoch.slow_indices else ""
-    headline = _with_epoch_before(_headline(s, status, recent, whole), status)
+    headline = _with_epoch_before(_headline(s, status, recent, whole, epoch), status)
     left_out = _left_out(status)
     if left_out:
         headline = headline._replace(sentence=f"{headline.sentence} {left_out}")
@@ -83,16 +84,16 @@ def _left_out(status: LoaderStatus) -> str:
     )
 
 
-def _headline(s: Snapshot, status: LoaderStatus, recent: Verdict, whole: Verdict) -> Verdict:
+def _headline(s: Snapshot, status: LoaderStatus, recent: Verdict, whole: Verdict, epoch: Evidence) -> Verdict:
     if status.ended or s.state in ("closed", "stopped"):
-        return _after_epoch(s, status, whole)
+        return _after_epoch(s, status, whole, epoch)
     if s.state == "paused":
         since = "" if status.paused_for is None else f" for {age(status.paused_for)}"
         return Verdict("paused", f"Paused{since} with {plural(s.ready, 'batch')} ready; call resume() to continue.")
-    return _stuck(s, status) or _starting(s, status) or recent
+    return _stuck(s, status) or _starting(s, status, epoch) or recent
 
 
-def _after_epoch(s: Snapshot, status: LoaderStatus, whole: Verdict) -> Verdict:
+def _after_epoch(s: Snapshot, status: LoaderStatus, whole: Verdict, epoch: Evidence) -> Verdict:
     how = _ENDINGS.get(status.ended, "was abandoned")
     total = "" if s.batches_total is None or status.ended == "exhausted" else f" of {s.batches_total:,}"
     head = f"Epoch {s.epoch} {how} after {_done(s, total)} in {duration(s.elapsed)}"
@@ -104,8 +105,15 @@ def _after_epoch(s: Snapshot, status: LoaderStatus, whole: Verdict) -> Verdict:
         head += ", and the loader is closed"
     if whole.cause == UNKNOWN.name and s.batches_done <= MIN_BATCHES:
         waited = f"the loop waited {percent(s.wait_share_epoch)} of the time"
-        return Verdict("idle", f"{head}; {waited}. These are too few batches to tell why.")
+        line = _line(epoch) if s.wait_share_epoch >= SMALL_WAIT else ""
+        return Verdict("idle", f"{head}; {waited}. These are too few batches to tell why.{line}")
     return whole._replace(sentence=f"{head}. {whole.sentence}")
+
+
+def _line(e: Evidence) -> str:
+    """The slowest line and its remedy, as sentences that begin with a space; "" if no line is known."""
+    remedy = line_remedy(e)
+    return slowest_line(e) + (f" {remedy}." if remedy else "")
 
 
 def _stopped(s: Snapshot, status: LoaderStatus, stop: LoopStopped) -> str:
@@ -123,7 +131,8 @@ def _done(s: Snapshot, total: str) -> str:
     return f"{s.batches_done:,}{total} batches" if total else plural(s.batches_done, "batch")
 
 
-def _starting(s: Snapshot, e: LoaderStatus) -> Verdict | None:
+def _starting(s: Snapshot, e: LoaderStatus, epoch: Evidence) -> Verdict | None:
+    line = _line(epoch)
     if e.first_batch is None:
         ready = sum(w.state not in ("starting", "dead") for w in s.workers)
         if s.workers and ready < len(s.workers):
@@ -135,7 +144,7 @@ def _starting(s: Snapshot, e: LoaderStatus) -> Verdict | None:
         at = max(busy, key=lambda w: w.batch_age or 0.0, default=None)
         where = "" if at is None else f" Worker {at.worker} has been processing {_current_batch(at)}."
         expected = "" if s.first_batch_in is None else f" At this pace it comes in {duration(s.first_batch_in)}."
-        return Verdict("starting", f"Starting up for {age_in(s, s.elapsed)}: no batch yet.{where}{expected}")
+        return Verdict("starting", f"Starting up for {age_in(s, s.elapsed)}: no batch yet.{where}{expected}{line}")
     if not e.recent and s.at is not None and s.at_for is not None:
         return Verdict(
             "starting",
@@ -146,9 +155,9 @@ def _starting(s: Snapshot, e: LoaderStatus) -> Verdict | None:
         done = plural(s.batches_done, "batch")
         return Verdict(
             "starting",
-            f"The first batch came after {duration(e.first_batch)}; {done} are too few for a verdict."
+            f"The first batch came after {duration(e.first_batch)}; {done} are too few for a verdict.{line}"
             if s.batches_done != 1
-            else f"The first batch came after {duration(e.first_batch)}; one is too few for a verdict.",
+            else f"The first batch came after {duration(e.first_batch)}; one is too few for a verdict.{line}",
         )
     return None
 

@@ -113,9 +113,20 @@ def one_off_wait(e: Evidence) -> float:
 
 
 def keeps_up(e: Evidence) -> bool:
-    """Whether the loop hardly waits, apart from first batches and stalls."""
+    """Whether the loop hardly waits, apart from first batches and stalls.
+
+    An epoch in which no worker has made a second batch says nothing about that: then the workers would have to make
+    batches as fast as the loop takes them.
+    """
+    if e.first_wait and e.batches <= e.workers:
+        return e.make_ms / e.workers <= own_ms(e)
     one_off = one_off_wait(e)
     return e.wait_share - one_off < SMALL_WAIT * (1 - one_off)
+
+
+def own_ms(e: Evidence) -> float:
+    """Time per batch for which the loop did not wait, ms."""
+    return (1 - e.wait_share) * e.seconds * 1e3 / max(1, e.batches)
 
 
 def _divide_production(e: Evidence, share: float) -> dict[Part, float]:

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from nbloader._util.format import clean, consumable, duration, number, percent, plural
-from nbloader.diagnose.parts import MAJORITY
+from nbloader.diagnose.parts import MAJORITY, own_ms
 from nbloader.diagnose.work import cores_used, split_work
 from nbloader.metrics.evidence import Place
 
@@ -41,11 +41,6 @@ def per_batch(e: Evidence, share: float) -> float:
     return share * e.seconds * 1e3 / max(1, e.batches)
 
 
-def own_ms(e: Evidence) -> float:
-    """Time per batch for which the loop did not wait, ms."""
-    return (1 - e.wait_share) * e.seconds * 1e3 / max(1, e.batches)
-
-
 def workers_limit(e: Evidence) -> str:
     """How fast the workers are, and how fast the loop could consume batches."""
     own = own_ms(e)
@@ -71,6 +66,17 @@ def cores_in_use(e: Evidence) -> str:
 def usable_cores(e: Evidence) -> str:
     """Which cores workers can use."""
     return f"the {plural(e.cores, 'core')}" if not e.elsewhere else "the cores of their machines"
+
+
+def is_one_round(e: Evidence) -> bool:
+    """Whether no worker has produced two batches of the epoch, so that more workers would have had nothing to do."""
+    return e.span == "epoch" and e.place is not Place.CONSUMER and 0 < e.batches <= e.workers
+
+
+def one_round_remedy(e: Evidence, *, waits: bool = False) -> str:
+    """What to do about such an epoch, as sentences. For `waits`, see `line_remedy`."""
+    cheaper = line_remedy(e, waits=waits) or "Make samples cheaper"
+    return f"{cheaper}. More workers help only in an epoch that has more batches than workers."
 
 
 def preemptions(e: Evidence, what: str) -> str:

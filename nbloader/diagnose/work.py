@@ -117,10 +117,10 @@ def core_wait(e: Evidence) -> float:
 
 def cores_used(e: Evidence) -> float:
     """Cores of this machine that the workers here and the loop use together."""
-    if e.usage is not None:
+    if e.usage is not None and not (e.usage.workers_unread and e.place is Place.PROCESSES):
         workers = e.workers_here * e.usage.worker_cores if e.place is Place.PROCESSES else 0.0
         return workers + e.usage.loop_cores
-    return e.workers_here * computing_cores(e)
+    return e.workers_here * computing_cores(e) + (0.0 if e.usage is None else e.usage.loop_cores)
 
 
 def takes_turns(e: Evidence) -> bool:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nbloader._util.code_places import is_library, place_of, source_line
+from nbloader.diagnose.without_line import LineTime
 from nbloader.engine import wait_hooks
 from nbloader.engine.local_engine import AnyEngine
 from nbloader.events.stack_samples import StackCount
@@ -39,7 +40,8 @@ PROMPT = 1e-4
 """Seconds; see `_prompt_switches`."""
 ENOUGH, NOTABLE = 20, 0.2
 """A line is named in a verdict from this number of samples, and from this share of the workers' time on. If an epoch is
-so short that it has fewer samples, those of the epochs before it count, too."""
+so short that it has fewer samples, those of the epochs before it count, too. Fewer are enough if the share cannot be
+smaller by chance."""
 
 
 class LineProfiler:
@@ -142,9 +144,8 @@ class LineProfiler:
             self._slowest_due = now + RECOMPUTED_S if self._open else math.inf
             hot = self.result()
             first = next((line for line in hot if line.line and line.source), None)
-            known = first is not None and hot.samples >= ENOUGH and first.share >= NOTABLE
             self._slowest = None
-            if first is not None and known:
+            if first is not None and _stands_out(first, hot.samples):
                 self._slowest = SlowLine(first.share, first.source, first.place, *self._remedy(first))
         return self._slowest
 
@@ -191,6 +192,12 @@ class LineProfiler:
         """Sample some workers."""
         self._add(self._engine.sample_stacks(self._turn, AT_ONCE))
         self._turn += AT_ONCE
+
+
+def _stands_out(line: HotLine, samples: int) -> bool:
+    """Whether a line takes a notable share of the time, which so many samples tell for sure."""
+    least = line.share if samples >= ENOUGH else line.share - LineTime(line.computing, line.waiting, samples).error
+    return least >= NOTABLE
 
 
 @contextlib.contextmanager

@@ -189,7 +189,7 @@ def measure(records: Sequence[BatchRecord], options: SpanOptions) -> Evidence:
     ]
     transferred = sum(ns for r, ns in zip(regular, there, strict=True) if r.placed is not None)
     steady_ns = max(1, span_ns - startup_ns - drawn_first - stall_ns)
-    steady_batches = max(1, o.batches - len(first) - len(stalled))
+    batches = max(1, o.batches)  # the first ones, too: they were made within this time
     count = len(regular)
     there_ns, drawn_ns, placed_ns = sum(there), sum(sampling), min(transferred, sum(map(placing_ns, regular)))
     produced_ns = sum(regular_waits) - drawn_ns - there_ns
@@ -198,10 +198,10 @@ def measure(records: Sequence[BatchRecord], options: SpanOptions) -> Evidence:
         produced_ns = 1
     part = rest / (there_ns + drawn_ns + produced_ns)  # share of the span, per ns measured in these batches
     worst = max([*steady, *(r for r in o.worst if r.index not in first)], key=_waited)
-    used = busy_ns / count * steady_batches / ((o.mean_workers or workers) * steady_ns)
+    used = busy_ns / count * batches / ((o.mean_workers or workers) * steady_ns)
     overlap = used if used > OVERLAPPING and _overlap([*o.opening, *records]) else 1.0
     if overlap > 1:  # worker time per batch, minus collating and sending
-        left = workers * steady_ns / steady_batches - (busy_ns - sum(fetches)) / count
+        left = workers * steady_ns / batches - (busy_ns - sum(fetches)) / count
         fetches = [max(1, round(left))] * count
     # The time of a sample that is fetched concurrently with others does not tell how much worker time it costs.
     slow = _SlowSamples(regular if overlap == 1 else ())

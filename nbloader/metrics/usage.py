@@ -113,6 +113,8 @@ class Usage:
     preempted: float | None = None
     """How often the scheduler gives that core to another thread, per second (involuntary context switches).
     None if it was not measured."""
+    workers_unread: bool = False
+    """Whether no worker's counters were read twice, so that all figures of workers are 0."""
 
 
 class UsageLog:
@@ -246,6 +248,7 @@ class UsageLog:
             minor_faults=t.minor_faults * 1e9 / worker_time,
             yielded=t.voluntary * 1e9 / t.switched_time if t.switched_time else None,
             preempted=t.involuntary * 1e9 / t.switched_time if t.switched_time else None,
+            workers_unread=not t.worker_time,
         )
 
 

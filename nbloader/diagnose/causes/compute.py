@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING
 from nbloader._util.format import number, plural
 from nbloader.diagnose.causes.base import Cause, Remedy, always
 from nbloader.diagnose.parts import Part
-from nbloader.diagnose.phrases import cpu_share, line_remedy, usable_cores, with_line_remedy, workers_limit
+from nbloader.diagnose.phrases import (
+    cpu_share,
+    is_one_round,
+    line_remedy,
+    one_round_remedy,
+    usable_cores,
+    with_line_remedy,
+    workers_limit,
+)
 from nbloader.diagnose.work import (
     SATURATED,
     all_used,
@@ -43,6 +51,8 @@ def _cores_needed(e: Evidence) -> str:
 
 
 def _remedy(e: Evidence) -> Remedy:
+    if is_one_round(e):
+        return Remedy(one_round_remedy(e))
     cheaper = "" if line_remedy(e) else ", or make transforms cheaper"
     return Remedy(with_line_remedy(e, f"Use more workers, up to {usable_cores(e)}{cheaper}"), more_workers=True)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from nbloader._util.format import clean, duration, percent, plural
 from nbloader.diagnose.causes.base import Cause, Remedy, always
-from nbloader.diagnose.parts import Part
-from nbloader.diagnose.phrases import millis, own_ms
+from nbloader.diagnose.parts import Part, own_ms
+from nbloader.diagnose.phrases import millis
 from nbloader.diagnose.work import CONTENDED, PYTHON_STEP, split_steps, taken_by_others
 from nbloader.metrics.evidence import Evidence, Place
 

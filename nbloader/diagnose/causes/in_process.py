@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from nbloader._util.format import percent
 from nbloader.diagnose.causes.base import Cause, Remedy
-from nbloader.diagnose.parts import MAJORITY, Part
-from nbloader.diagnose.phrases import cpu_share, line_remedy, millis, own_ms, waits, with_line_remedy
+from nbloader.diagnose.parts import MAJORITY, Part, own_ms
+from nbloader.diagnose.phrases import cpu_share, line_remedy, millis, waits, with_line_remedy
 from nbloader.diagnose.work import CONTENDED, split_work
 from nbloader.metrics.evidence import Evidence, Place
 
@@ -27,7 +27,7 @@ def _remedy(e: Evidence) -> Remedy:
     if e.cores == 1 and computing.computing >= MAJORITY:
         cheaper = line_remedy(e) or "Make samples cheaper"
         return Remedy(f"{cheaper}. There is one core, so workers compute no faster.", more_workers=False)
-    if computing.queued > computing.waiting:
+    if computing.queued >= CONTENDED and computing.queued > computing.waiting:
         return Remedy("Free the cores that other programs use, or use num_workers=2 or more.")
     workers = "Use num_workers=2 or more, which produce several batches at the same time"
     return Remedy(with_line_remedy(e, workers, waits=computing.computing < MAJORITY), more_workers=True)

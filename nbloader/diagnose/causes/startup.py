@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nbloader._util.format import duration
 from nbloader.diagnose.causes.base import Cause, Remedy, always
-from nbloader.diagnose.parts import Part
+from nbloader.diagnose.parts import Part, divide
 from nbloader.diagnose.phrases import millis, of_wait, waits
 from nbloader.metrics.evidence import Evidence, Place
 
@@ -12,7 +12,7 @@ from nbloader.metrics.evidence import Evidence, Place
 def _sentence(e: Evidence) -> str:
     began = "" if e.startup is None else f"; the first batch came after {duration(e.startup)}{_of_workers(e)}"
     return (
-        f"Start-up is the bottleneck: {waits(e)}, {of_wait(e, e.startup_wait)} of that for the first batch "
+        f"Start-up is the bottleneck: {waits(e)}, {of_wait(e, divide(e)[Part.STARTUP])} of that for the first batch "
         f"of each worker{began}; later ones take {millis(e.make_ms)}."
     )
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from nbloader._util.format import percent, plural
 from nbloader.diagnose.causes.base import Cause, Remedy, always
 from nbloader.diagnose.parts import BUSY, INNER, MIN_BATCHES, Part
-from nbloader.diagnose.phrases import waits
+from nbloader.diagnose.phrases import line_remedy, waits
 
 if TYPE_CHECKING:
     from nbloader.metrics.evidence import Evidence
@@ -29,10 +29,16 @@ def _sentence(e: Evidence) -> str:
     )
 
 
+def _remedy(e: Evidence) -> Remedy:
+    line = line_remedy(e)
+    return Remedy(f"{line}." if line else "")
+
+
 UNKNOWN = Cause(
     name="unknown",
     takes=dict.fromkeys((part for part in Part if part not in INNER), always),
     sentence=_sentence,
     short=lambda _e: "unknown",
-    remedy=lambda _e: Remedy(),
+    remedy=_remedy,
+    names_line=True,
 )

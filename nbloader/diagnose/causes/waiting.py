@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from nbloader._util.format import number, percent
 from nbloader.diagnose.causes.base import Cause, Remedy, always
 from nbloader.diagnose.parts import Part
-from nbloader.diagnose.phrases import usable_cores, with_line_remedy, workers_limit
+from nbloader.diagnose.phrases import is_one_round, one_round_remedy, usable_cores, with_line_remedy, workers_limit
 from nbloader.diagnose.work import split_work
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ def _sentence(e: Evidence) -> str:
 def _remedy(e: Evidence) -> Remedy:
     if e.overlap > 1:
         return Remedy("Use a larger concurrency, or more workers.", more_workers=True)
+    if is_one_round(e):
+        return Remedy(one_round_remedy(e, waits=True), larger_window=False)
     more = f"Use more workers, even beyond {usable_cores(e)}"
     return Remedy(with_line_remedy(e, more, waits=True), more_workers=True, larger_window=False)
 

@@ -19,6 +19,8 @@ FULL = 0.5
 
 
 def _limits(e: Evidence) -> bool:
+    if e.span == "epoch" and e.batches <= e.window:  # all its batches were requested at once
+        return False
     return e.full >= FULL and e.window <= 2 * e.workers
 
 
