@@ -9,7 +9,7 @@ import time
 
 import nbloader
 from nbloader._platform import CAN_START_PROCESSES
-from nbloader.loader.config import Workers
+from nbloader.workers.registry import Workers
 
 SAMPLES, BATCH_SIZE, WORKERS = 1000, 32, 2
 NAMESAKE = "nbloader"

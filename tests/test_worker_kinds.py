@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import get_args
 
 import pytest
 import torch
@@ -136,6 +137,10 @@ def registered():
 
 
 # ---- what it can do -------------------------------------------------------------------------------------------------
+
+
+def test_the_names_for_type_checkers_are_those_of_the_kinds_of_nbloader():
+    assert {"executor", *get_args(registry.Workers)} == set(registry.kind_names())
 
 
 def test_a_registered_kind_of_worker_makes_epochs():

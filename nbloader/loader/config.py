@@ -48,14 +48,13 @@ from nbloader.scheduler.prefetch import MIN_DEPTH
 from nbloader.workers.api import WorkerKind
 from nbloader.workers.fetcher import OnError
 from nbloader.workers.ray_options import RayOptions
-from nbloader.workers.registry import InterchangeableKind, kind_class, kind_names
+from nbloader.workers.registry import InterchangeableKind, Workers, kind_class, kind_names
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 LoaderT = TypeVar("LoaderT")
 P = ParamSpec("P")
 
-Workers: TypeAlias = Literal["process", "thread", "ray"]
 Output: TypeAlias = Literal["torch", "numpy"]
 Dispatch: TypeAlias = Literal["least_loaded", "round_robin"]
 LastBatch: TypeAlias = Literal["keep", "discard", "rollover"]
@@ -90,8 +89,9 @@ def _choice(name: str, value: Any, *, among: Any) -> Any:
 
 def _workers(name: str, value: Any) -> Any:
     if isinstance(value, int):
+        *others, last = map(repr, kind_names())
         raise TypeError(
-            f"workers must be 'process', 'thread' or 'ray', the kind of worker, not {value!r}; "
+            f"workers must be {', '.join(others)} or {last}, the kind of worker, not {value!r}; "
             f"the number of workers is num_workers={value}"
         )
     one_of(name, value, kind_names())

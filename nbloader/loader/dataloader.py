@@ -75,7 +75,7 @@ from nbloader.sampling.source import SourceDataset, SourceSampler
 from nbloader.scheduler.gate import Gate
 from nbloader.workers.fetcher import is_async
 from nbloader.workers.in_process import SampleDelivery, private_generators
-from nbloader.workers.registry import InterchangeableKind, kind_class
+from nbloader.workers.registry import InterchangeableKind, Workers, kind_class
 from nbloader.workers.spec import WorkerSpec
 
 if TYPE_CHECKING:
@@ -86,7 +86,6 @@ if TYPE_CHECKING:
     from nbloader.diagnose.what_if import Prediction
     from nbloader.diagnose.without_line import LineTime
     from nbloader.explorer.widget import Explorer
-    from nbloader.loader.config import Workers
     from nbloader.loader.tuning import Tuning
     from nbloader.metrics.control import LoaderControl
     from nbloader.metrics.hot_lines import HotLine, HotLines

@@ -10,6 +10,8 @@ from nbloader.workers.process_pool import ProcessKind
 from nbloader.workers.spec import WorkerSpec
 from nbloader.workers.thread_pool import ThreadKind
 
+Workers: TypeAlias = Literal["process", "thread", "ray"]
+"""The kinds that are registered below, for type checkers."""
 InterchangeableKind: TypeAlias = Literal["process", "thread"]
 """The kinds between which `tune`, `what_if` and `explore` can choose: they need nothing but this machine."""
 
