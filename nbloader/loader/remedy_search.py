@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
+from nbloader._platform import available_memory
 from nbloader._util.code_places import place_of, source_line
-from nbloader._util.format import factor
+from nbloader._util.format import factor, megabytes
+from nbloader.cache.sample_cache import MEMORY_SHARE
 from nbloader.diagnose.what_if import Prediction
 from nbloader.diagnose.without_line import LineTime
 from nbloader.errors import NbloaderError
@@ -183,8 +185,7 @@ def _rank(found: RemedyResult) -> tuple[bool, bool, float]:
 
 def _known(lines: Sequence[HotLine], samples: Samples) -> list[_Found]:
     """Return what is known for the lines."""
-    roots = [part for part in (samples.dataset, samples.collate_fn) if part is not None]
-    sites = [site for line in lines if (site := locate(line, roots, samples.facts)) is not None][:LINES]
+    sites = [site for line in lines if (site := _site(line, samples)) is not None][:LINES]
     found = []
     seen: set[tuple[str, str]] = set()  # two lines of a function may lead to the same code
     for site in sites:
@@ -198,6 +199,12 @@ def _known(lines: Sequence[HotLine], samples: Samples) -> list[_Found]:
             if proposals:
                 found.append(_Found(site, remedy.name, proposals))
     return found
+
+
+def _site(line: HotLine, samples: Samples) -> Site | None:
+    """Find a line. In a collate function no sample is known: batches differ from epoch to epoch."""
+    collates = [] if samples.collate_fn is None else [samples.collate_fn]
+    return locate(line, [samples.dataset], samples.facts) or locate(line, collates, samples.facts._replace(samples=0))
 
 
 def _of_libraries(hot: HotLines) -> list[HotLine]:
@@ -268,8 +275,18 @@ def _tried(found: _Found, samples: Samples, run: Run) -> RemedyResult:
             if isinstance(error, NbloaderError):
                 break
             continue
-        results.append(summed(line, name, proposal, measured))
+        results.append(_fitting(summed(line, name, proposal, measured), samples.facts.samples))
     return best_of(results)
+
+
+def _fitting(found: RemedyResult, samples: int) -> RemedyResult:
+    """Add what a cache takes for all samples; that is a problem if it is more than the cache may take by default."""
+    if not found.kept:
+        return found
+    needed, available = found.kept * samples, available_memory()
+    if available is not None and needed > available / MEMORY_SHARE:
+        return RemedyResult(found.line, found.name, found.proposal, problem=f"it takes {megabytes(needed)} of memory")
+    return replace(found, kept_in_all=needed)
 
 
 def _groups(line: HotLine, samples: Samples) -> list[Sequence[Any]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import overload
 
-from nbloader._util.format import clean, duration, factor, percent, plural
+from nbloader._util.format import clean, duration, factor, megabytes, percent, plural
 from nbloader.diagnose.what_if import Prediction
 from nbloader.metrics.hot_lines import HotLine
 from nbloader.remedies.difference import EQUAL, Difference, largest
@@ -51,6 +51,10 @@ class RemedyResult:
     """Share of the workers' time in which they wait for the lock, if the remedy is about one."""
     pictures: Pictures | None = None
     """The picture that differs most; None if no picture differs."""
+    kept: float = 0.0
+    """Memory that the cache takes per sample, bytes; 0 if the remedy is no cache."""
+    kept_in_all: float = 0.0
+    """Memory that the cache takes for all samples, bytes."""
 
     @property
     def gain(self) -> float:
@@ -113,6 +117,8 @@ class RemedyResult:
         text = f"Tried on {plural(self.samples, 'sample')}: {self._times()}; the samples are {same}."
         if self.proposal.loop:
             text += f" The loop takes {duration(self.loop)} more per sample on the CPU, less on a GPU."
+        if self.kept:
+            text += f" The cache takes {megabytes(self.kept_in_all)} for all samples, {megabytes(self.kept)} for each."
         if self.prediction is not None and self._speedup is not None:
             text += f" The loop would be {self.prediction.gain(' as fast')}."
         elif self.prediction is not None:
@@ -232,9 +238,10 @@ def summed(line: HotLine, name: str, proposal: Proposal, measured: Sequence[Meas
     return RemedyResult(
         line, name, proposal, samples, before, after, apart, loop=sum(one.loop for one in measured) / samples,
         pictures=max(drawn, key=lambda pictures: pictures.mean, default=None),
+        kept=max((one.kept for one in measured), default=0.0),
     )  # fmt: skip
 
 
 def best_of(results: Sequence[RemedyResult]) -> RemedyResult:
     """Return the result to show of several proposals for one line: the fastest one that keeps the values."""
-    return max(results, key=lambda one: (bool(one.samples), one.keeps_values, one.gain))
+    return max(results, key=lambda one: (bool(one.samples), one.helps, one.keeps_values, one.gain))

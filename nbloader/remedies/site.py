@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from nbloader._util.attributes import attributes_of
 from nbloader.events.stack_samples import CodeLine
@@ -47,6 +47,7 @@ class Facts(NamedTuple):
 
 
 NO_FACTS = Facts()
+Node: TypeAlias = ast.expr | ast.stmt
 
 
 class Edit(NamedTuple):
@@ -213,8 +214,13 @@ class Site:
         around = [stmt for stmt in self.body if isinstance(stmt, ast.stmt) and node in set(ast.walk(stmt))]
         return min(around, key=lambda stmt: sum(1 for _ in ast.walk(stmt)))
 
-    def rewritten(self, *edits: Edit) -> str:
-        """Return the source of the function with some nodes replaced, which do not overlap."""
+    def rewritten(self, *edits: Edit, part: tuple[Node, Node] | None = None) -> str:
+        """Return the source of the function with some nodes replaced, which do not overlap.
+
+        Args:
+            edits: What is replaced.
+            part: The first and the last node of the part to return; None for the whole function. All edits are inside.
+        """
         lines = self.source.splitlines(keepends=True)
         starts = [0]
         for line in lines:
@@ -228,7 +234,11 @@ class Site:
             if isinstance(node, ast.stmt):
                 code = code.replace("\n", "\n" + " " * node.col_offset)
             data = data[:begin] + code.encode() + data[end:]
-        return data.decode()
+        if part is None:
+            return data.decode()
+        first, last = part
+        rest = starts[-1] - starts[(last.end_lineno or last.lineno) - 1] - (last.end_col_offset or 0)
+        return data[starts[first.lineno - 1] + first.col_offset : len(data) - rest].decode()
 
 
 def _named(target: str) -> Any:

@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 
 from nbloader._util import rng
 from nbloader._util.rng import mix
+from nbloader.cache import process_cache
+from nbloader.events.gauges import CacheGauge
 from nbloader.metrics.hot_lines import HotLine
 from nbloader.remedies.difference import Difference, difference
 from nbloader.remedies.pictures import Pictures, pictures_of
@@ -59,6 +61,8 @@ class Measured(NamedTuple):
     """Time of what the loop computes instead of the workers, seconds."""
     pictures: Pictures | None = None
     """The picture that differs most; None if no picture differs."""
+    kept: float = 0.0
+    """Memory that the cache takes for a result of the rewritten code, bytes; 0 if it keeps none."""
 
 
 class _Made(NamedTuple):
@@ -89,6 +93,8 @@ class Trial:
     _new: _Swap | None = field(default=None, init=False, repr=False)
     _usual: dict[int, _Made] = field(default_factory=dict, init=False, repr=False)
     """By position: what the present code has produced, if the rewritten code changes the process for good."""
+    _cache: CacheGauge | None = field(default=None, init=False, repr=False)
+    """The contents of the cache of samples before the trial."""
 
     def __len__(self) -> int:
         """Return the number of measurements."""
@@ -121,7 +127,17 @@ class Trial:
             return Measured(len(indices), Cost(0, 0), Cost(0, 0), Difference(), str(error))
         apart = difference(usual.batch, batch)
         pictures = None if apart.equal or apart.problem else pictures_of(usual.batch, batch)
-        return Measured(len(indices), usual.cost, made.cost, apart, loop=loop, pictures=pictures)
+        return Measured(len(indices), usual.cost, made.cost, apart, "", loop, pictures, self._kept_bytes())
+
+    def _kept_bytes(self) -> float:
+        """Return what the cache takes for a result that it has kept since the trial began, bytes."""
+        before, now = self._cache, process_cache.gauge()
+        if self.proposal.saves != "later" or now is None:
+            return 0.0
+        nbytes, entries = (now.nbytes, now.entries) if before is None else (
+            now.nbytes - before.nbytes, now.entries - before.entries
+        )  # fmt: skip
+        return nbytes / entries if entries > 0 else 0.0
 
     def _prepare(self, first: Any) -> None:
         """Rewrite the function, and have it do what it does once per process."""
@@ -132,6 +148,7 @@ class Trial:
         site = locate(self.line, self.roots)
         if site is None:
             raise CannotTryError("the function of the line was not found in the worker")
+        self._cache = process_cache.gauge()
         self._new = _swap(site, self.proposal)
         self._run(self._new, first, SEED)
 

@@ -1,103 +1,311 @@
-"""Work that gives the same result in each epoch: the last remedy, for lines that are slow for other reasons."""
+"""Work that gives the same result in each epoch, such as what comes before random augmentation."""
 
 from __future__ import annotations
 
 import ast
+import copy
+import os
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from nbloader._platform import available_memory
-from nbloader._util.format import megabytes
+from nbloader.cache.sample_cache import MEMORY_SHARE
+from nbloader.remedies import flow
 from nbloader.remedies.remedy import Proposal
-from nbloader.remedies.site import Edit, Site
+from nbloader.remedies.site import UNKNOWN, Edit, Node, Site
 
-PART = 4
-"""The samples must fit into this part of the memory that is available, as the cache does by default."""
+WHY = "This part of the sample is the same in each epoch, but it is computed every time."
+INSTEAD = (
+    "Keep its results in memory that all workers share. With nbloader.configure_cache(directory=...), they are kept on "
+    "the disk, too."
+)
+LONG = 100_000
+"""Size of an array or a list from which it is no argument of what is kept, bytes."""
+LIGHT = ("int", "len", "str", "float", "bool", "divmod", "min", "max", "range", "abs", "isinstance", "tuple", "dict")
+LIGHT_METHODS = (
+    "format",
+    "join",
+    "strip",
+    "split",
+    "replace",
+    "get",
+    "item",
+    "append",
+    "index",
+    "startswith",
+    "endswith",
+)
 
 
 class SameEachEpoch:
-    """`nbloader.cached`: what does not depend on random numbers is computed once for all epochs and workers."""
+    """`nbloader.cached`: what does not depend on random numbers is computed once for all epochs and workers.
+
+    What is kept contains the slow line and ends before the first statement that draws random numbers, or earlier. If
+    such statements cannot be a function of their own, it is one expression.
+    """
 
     name = "same-each-epoch"
 
     def propose(self, site: Site) -> list[Proposal]:
         """See `Remedy`."""
         needed, available = site.facts.samples * site.facts.nbytes, available_memory()
-        if not needed or (available is not None and needed > available // PART):
+        if not needed or (available is not None and needed > available // MEMORY_SHARE):
             return []
-        for value in _values(site):
-            proposal = self._proposal(site, value, needed)
-            if proposal is not None:
-                return [proposal]
-        return []
+        if site.tree.name.startswith(("__getitems__", "__iter__", "__next__")) or _is_method_of_nothing(site):
+            return []
+        found = [proposal for part in _parts(site) if (proposal := _of_part(site, part)) is not None]
+        if found:  # the longest part, the shortest one, which may take the least memory, and one between
+            return list(dict.fromkeys([found[0], found[len(found) // 2], found[-1]]))
+        return [proposal for value in _values(site) if (proposal := _of_value(site, value)) is not None][:1]
 
-    @staticmethod
-    def _proposal(site: Site, value: ast.expr, needed: int) -> Proposal | None:
-        given = _Arguments(site)
-        body = given.visit(ast.parse(ast.unparse(value), mode="eval").body)
-        local = [name for name in site.local(body) if name not in given.names]
-        if given.impossible or (site.owner is not None and site.instance in local):
-            return None  # its argument would be the whole dataset
-        names = given.names | {name: name for name in local}
-        module = site.module("nbloader", "nbloader")
-        imports = f"{module.helper}\n\n" if module.helper else ""
-        function = f"def same_each_epoch({', '.join(names)}):\n    return {ast.unparse(body)}\n"
-        code = site.rewritten(Edit(value, f"same_each_epoch({', '.join(names.values())})"))
-        why = "This part of the sample is the same in each epoch, but it is computed every time."
-        instead = (
-            f"Keep its results in memory that all workers share. All samples together take about {megabytes(needed)}; "
-            "with nbloader.configure_cache(directory=...), they are kept on the disk, too."
-        )
-        return Proposal(why, instead, code, f"{imports}@{module.name}.cached\n{function}", saves="later")
+
+class _Part(NamedTuple):
+    """Statements of the function."""
+
+    before: list[ast.stmt]
+    kept: list[ast.stmt]
+    after: list[ast.stmt]
+
+
+def _is_method_of_nothing(site: Site) -> bool:
+    return site.owner is None and site.instance == "self"  # its argument would be the whole dataset
+
+
+def _parts(site: Site) -> Iterator[_Part]:
+    """Return the parts that could be kept, the longest first. Each contains the slow line."""
+    body = flow.statements(site)
+    slow = next((n for n, stmt in enumerate(body) if stmt.lineno <= site.number <= (stmt.end_lineno or 0)), None)
+    if slow is None:
+        return
+    drawn: set[str] = set()  # names whose values depend on random numbers
+    keeps = []
+    for number, stmt in enumerate(body):
+        keeps.append(drawn.isdisjoint(flow.read([stmt])) and _can_keep(site, stmt, last=number == len(body) - 1))
+        if not keeps[-1]:
+            drawn |= set(flow.assigned([stmt]))
+    first = slow
+    while first and keeps[first - 1]:
+        first -= 1
+    while first < slow and _is_light(site, body[first]):
+        first += 1
+    end = first
+    while end < len(body) and keeps[end]:
+        end += 1
+    for cut in range(end, slow, -1):
+        yield _Part(body[:first], body[first:cut], body[cut:])
+
+
+def _can_keep(site: Site, stmt: ast.stmt, *, last: bool) -> bool:
+    if last and isinstance(stmt, ast.Return) and stmt.value is not None:
+        return flow.can_move(site, [stmt.value])
+    return flow.can_move(site, [stmt])
+
+
+def _is_light(site: Site, stmt: ast.stmt) -> bool:
+    """Whether a statement only looks something up, so that what it returns can be an argument of what is kept."""
+    if not isinstance(stmt, (ast.Assign, ast.AnnAssign)):
+        return False
+    for call in (node for node in ast.walk(stmt) if isinstance(node, ast.Call)):
+        target = site.target(call.func)
+        module = getattr(target, "__module__", "") or ""
+        known = module in ("posixpath", "ntpath", "genericpath", "pathlib") or getattr(target, "__name__", "") in LIGHT
+        method = isinstance(call.func, ast.Attribute) and call.func.attr in LIGHT_METHODS
+        if not (method if target is UNKNOWN else known):
+            return False
+    return True
+
+
+def _of_part(site: Site, part: _Part) -> Proposal | None:
+    """Propose to keep what some statements assign; None if they cannot be a function of their own."""
+    if isinstance(site.tree, ast.AsyncFunctionDef) or not _are_whole_lines(site, part.kept):
+        return None
+    available = {*flow.parameters(site), *flow.assigned(part.before), *site.function.__code__.co_freevars}
+    given = _Arguments(site, part.kept, available)
+    later = flow.read(part.after)
+    results = [name for name in flow.assigned(part.kept) if name in later]
+    certain = flow.always_assigned(part.kept)
+    returns = isinstance(part.kept[-1], ast.Return)
+    names = given.names_with([one for one in results if one in available and one not in certain])
+    if given.impossible or not (results or returns) or any(one not in certain and one not in names for one in results):
+        return None
+    text = site.rewritten(*given.edits, part=(part.kept[0], part.kept[-1]))
+    text = textwrap.dedent(" " * part.kept[0].col_offset + text)
+    text += "" if returns else f"\nreturn {', '.join(results)}"
+    call = f"{_name(site)}({', '.join(names.values())})"
+    call = f"return {call}" if returns else f"{', '.join(results)} = {call}"
+    lines = site.source.splitlines(keepends=True)
+    first, last = part.kept[0].lineno - 1, part.kept[-1].end_lineno or part.kept[-1].lineno
+    code = "".join([*lines[:first], " " * part.kept[0].col_offset + call + "\n", *lines[last:]])
+    return Proposal(WHY, INSTEAD, code, _function(site, list(names), text), saves="later")
+
+
+def _of_value(site: Site, value: ast.expr) -> Proposal | None:
+    """Propose to keep an expression; None if it cannot be a function of its own."""
+    given = _Arguments(site, [value], set(site.local(value)) | set(site.function.__code__.co_freevars))
+    if given.impossible:
+        return None
+    names = given.names_with([])
+    code = site.rewritten(Edit(value, f"{_name(site)}({', '.join(names.values())})"))
+    text = site.rewritten(*given.edits, part=(value, value))
+    text = f"return {text}" if "\n" not in text else f"return {ast.unparse(given.nodes[0])}"
+    return Proposal(WHY, INSTEAD, code, _function(site, list(names), text), saves="later")
+
+
+def _name(site: Site) -> str:
+    """Return the name of the kept function: two methods of a class may have one each."""
+    name = site.tree.name
+    return "same_each_epoch" if name.startswith("__") else f"same_each_epoch_{name.strip('_')}"
+
+
+def _function(site: Site, names: Sequence[str], text: str) -> str:
+    module = site.module("nbloader", "nbloader")
+    imports = f"{module.helper}\n\n" if module.helper else ""
+    body = textwrap.indent(text, "    ")
+    return f"{imports}@{module.name}.cached\ndef {_name(site)}({', '.join(names)}):\n{body}\n"
+
+
+def _are_whole_lines(site: Site, kept: Sequence[ast.stmt]) -> bool:
+    """Whether statements share no line with others, and have no strings whose indentation counts."""
+    lines = site.source.splitlines()
+    before = lines[kept[0].lineno - 1].encode()[: kept[0].col_offset]
+    last = kept[-1].end_lineno or kept[-1].lineno
+    after = lines[last - 1].encode()[kept[-1].end_col_offset or 0 :].strip()
+    texts = [node for node in flow.inside(kept) if isinstance(node, (ast.Constant, ast.JoinedStr))]
+    return not before.strip() and after[:1] in (b"", b"#") and all(node.lineno == node.end_lineno for node in texts)
 
 
 class _Arguments(ast.NodeTransformer):
-    """Makes arguments of the attributes of `self` in an expression, and of the items of such attributes.
+    """Makes arguments of the attributes of `self` in some code, and of the items of such attributes.
 
     Args:
         site: The slow line.
+        nodes: The code.
+        available: Names that have a value before the code is run.
     """
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: Site, nodes: Sequence[Node], available: set[str]) -> None:
         self._site = site
+        self._before = available - set(flow.assigned(nodes))
+        self._text_depth = 0
         self.names: dict[str, str] = {}
         """Expressions by the names of the arguments."""
-        self.impossible = False
-        """Whether there is a method of `self`."""
+        self.edits: list[Edit] = []
+        """What is replaced in the code."""
+        self.impossible = isinstance(site.tree, ast.AsyncFunctionDef) or not all(
+            flow.can_move(site, [node.value if isinstance(node, ast.Return) and node.value is not None else node])
+            for node in nodes
+        )
+        """Whether there is a method of `self`, the whole of `self`, or something random."""
+        self.nodes = [self.visit(copy.deepcopy(node)) for node in nodes]
+        """The code, with the arguments."""
+        self.local = [name for name in flow.read(self.nodes) if name in available and name not in self.names]
+        """Names that the code reads."""
+        self.impossible |= bool(self._instance) and self._instance in self.local
+
+    def names_with(self, others: Sequence[str]) -> dict[str, str]:
+        """Return the arguments, with some other names, and their expressions."""
+        read = dict.fromkeys([*flow.read(self.nodes), *others])
+        return {name: self.names.get(name, name) for name in read if name in {*self.names, *self.local, *others}}
+
+    @property
+    def _instance(self) -> str:
+        return self._site.instance if self._site.owner is not None else ""
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         """Replace `self.path` by `path`."""
-        return self._argument(node, node.attr) if self._is_own(node) else self.generic_visit(node)
+        if not self._is_own(node):
+            return self.generic_visit(node)
+        value = self._site.target(node)
+        cls = type(self._site.owner)
+        if callable(getattr(cls, node.attr, None)):
+            inner = next((vars(base)[node.attr] for base in cls.__mro__ if node.attr in vars(base)), None)
+            known = self._site.function.__globals__.get(cls.__name__) is cls
+            self.impossible |= not (known and isinstance(inner, (staticmethod, classmethod)))
+            return self._replaced(node, ast.Attribute(ast.Name(cls.__name__, ast.Load()), node.attr, ast.Load()))
+        size = 8 * len(value) if isinstance(value, (list, dict)) else getattr(value, "nbytes", 0)
+        self.impossible |= size > LONG  # its contents would be compared for each sample
+        return self._argument(node, node.attr)
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
         """Replace `self.paths[i]` by an argument: a key of all paths would be computed for each sample."""
-        if isinstance(node.value, ast.Attribute) and self._is_own(node.value):
-            return self._argument(node, f"one_of_{node.value.attr}")
+        if isinstance(node.value, ast.Attribute) and self._is_own(node.value) and self._is_known(node.slice):
+            return self._argument(node, f"one_of_{node.value.attr.strip('_')}")
         return self.generic_visit(node)
 
-    def _is_own(self, node: ast.Attribute) -> bool:
-        if self._site.owner is None or not isinstance(node.value, ast.Name) or node.value.id != self._site.instance:
-            return False
-        self.impossible |= callable(getattr(type(self._site.owner), node.attr, None))
-        return True
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        """Replace `self.folder + "/" + name` by a path."""
+        return self._argument(node, "path") if self._is_path(node) else self.generic_visit(node)
 
-    def _argument(self, node: ast.Attribute | ast.Subscript, name: str) -> ast.Name:
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        """Replace `os.path.join(self.folder, name)` by a path."""
+        joins = self._site.target(node.func) is os.path.join and self._is_path(node)
+        return self._argument(node, "path") if joins else self.generic_visit(node)
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.AST:
+        """Replace the whole of an f-string: Python 3.11 does not know the places of its parts."""
+        if self._is_path(node):
+            return self._argument(node, "path")
+        before = ast.unparse(node)
+        self._text_depth += 1
+        found = self.generic_visit(node)
+        self._text_depth -= 1
+        return found if ast.unparse(found) == before else self._replaced(node, found)
+
+    def _is_path(self, node: ast.expr) -> bool:
+        """Whether an expression makes a path from an attribute of `self`: changes of a file are noticed by its path."""
+        own = [inner for inner in ast.walk(node) if isinstance(inner, ast.Attribute) and self._is_own(inner)]
+        texts = [inner for inner in own if isinstance(self._site.target(inner), (str, os.PathLike))]
+        return bool(texts) and self._is_known(node)
+
+    def _is_known(self, node: ast.expr) -> bool:
+        """Whether the value of an expression is known before the code is run."""
+        local = [name for name in flow.read([node]) if name in self._site.function.__code__.co_varnames]
+        return self._before.issuperset(local)
+
+    def _is_own(self, node: ast.Attribute) -> bool:
+        return bool(self._instance) and isinstance(node.value, ast.Name) and node.value.id == self._instance
+
+    def _argument(self, node: ast.expr, name: str) -> ast.AST:
         text = ast.unparse(node)
-        while name in self._site.function.__code__.co_varnames or self.names.get(name, text) != text:
+        name = name.lstrip("_") or "value"
+        taken = {inner.id for inner in self._site.body if isinstance(inner, ast.Name)}
+        while name in taken or self.names.get(name, text) != text:
             name += "_"
         self.names[name] = text
-        return ast.Name(name, node.ctx)
+        return self._replaced(node, ast.Name(name, ast.Load()))
+
+    def _replaced(self, node: ast.expr, new: ast.AST) -> ast.AST:
+        if not self._text_depth:
+            self.edits.append(Edit(node, ast.unparse(new)))
+        return new
 
 
 def _values(site: Site) -> list[ast.expr]:
-    """Return the expressions on the slow line that are assigned or returned, and that call something."""
+    """Return the expressions on the slow line that are assigned or returned, and that call something.
+
+    Of a call that is random, or that is of a method, these are its arguments.
+    """
     found: list[ast.expr] = []
     for node in site.body:
-        if not isinstance(node, (ast.Assign, ast.Return)) or node.value is None:
-            continue
-        if not node.lineno <= site.number <= (node.end_lineno or node.lineno):
-            continue
-        parts = node.value.elts if isinstance(node.value, ast.Tuple) else [node.value]
-        found += [part for part in parts if any(isinstance(inner, ast.Call) for inner in ast.walk(part))]
-    return [part for part in found if part.lineno <= site.number <= (part.end_lineno or part.lineno)]
+        if isinstance(node, (ast.Assign, ast.Return)) and node.value is not None:
+            found += node.value.elts if isinstance(node.value, ast.Tuple) else [node.value]
+    for value in found:
+        if isinstance(value, ast.Call) and (flow.is_random(site, [value]) or _is_method(site, value.func)):
+            found += [*value.args, *([value.func.value] if isinstance(value.func, ast.Attribute) else [])]
+        elif isinstance(value, ast.Subscript) and flow.is_random(site, [value.slice]):
+            found.append(value.value)
+    return [
+        value for value in found
+        if value.lineno <= site.number <= (value.end_lineno or value.lineno)
+        and any(isinstance(inner, ast.Call) for inner in ast.walk(value))
+    ]  # fmt: skip
+
+
+def _is_method(site: Site, function: ast.expr) -> bool:
+    if not isinstance(function, ast.Attribute) or not isinstance(function.value, ast.Name):
+        return False
+    return site.owner is not None and function.value.id == site.instance
 
 
 REMEDY = SameEachEpoch()

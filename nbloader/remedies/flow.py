@@ -1,0 +1,120 @@
+"""What statements read, assign and draw at random: whether they can be moved to a function of their own. Pure."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from types import FunctionType, ModuleType
+from typing import Any
+
+from nbloader.remedies.site import UNKNOWN, Site
+from nbloader.workers.reachable import is_generator, reachable
+
+RANDOM = re.compile(
+    r"rand|rng|augment|jitter|dropout|(?<!de)noise|shuffle|permut|choice|uniform|bernoulli|gauss|worker_info|^print$|"
+    r"perf_counter|^time$|^now$",
+    re.IGNORECASE,
+)
+"""Names that stand for something that is not the same in each epoch, or for output. A trial finds what they miss."""
+MAX_OBJECTS = 300
+"""Maximum number of objects of a callable in which names are looked for."""
+LEAVES = (ast.Return, ast.Yield, ast.YieldFrom, ast.Await, ast.Global, ast.Nonlocal, ast.AsyncFor, ast.AsyncWith)
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+
+
+def inside(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    """Return some nodes, and the nodes in them."""
+    return itertools.chain.from_iterable(map(ast.walk, nodes))
+
+
+def statements(site: Site) -> list[ast.stmt]:
+    """Return the statements of the function, without its docstring."""
+    body = site.tree.body
+    return body[1:] if ast.get_docstring(site.tree) is not None else list(body)
+
+
+def parameters(site: Site) -> list[str]:
+    """Return the names of the function's parameters."""
+    given = site.tree.args
+    extra = [one for one in (given.vararg, given.kwarg) if one is not None]
+    return [one.arg for one in (*given.posonlyargs, *given.args, *given.kwonlyargs, *extra)]
+
+
+def read(nodes: Sequence[ast.AST]) -> list[str]:
+    """Return the names that nodes read, in the order of their first use."""
+    names = []
+    for node in inside(nodes):
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Store):
+            names.append(node.id)
+        elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+            names.append(node.target.id)
+    return list(dict.fromkeys(names))
+
+
+def assigned(nodes: Sequence[ast.AST]) -> list[str]:
+    """Return the names that nodes assign, except those of comprehensions, in their order."""
+    own = {id(name) for node in inside(nodes) if isinstance(node, ast.comprehension) for name in ast.walk(node.target)}
+    names = []
+    for node in inside(nodes):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and id(node) not in own:
+            names.append(node.id)
+        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            names.append(node.name)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            names += [one.asname or one.name.partition(".")[0] for one in node.names]
+    return list(dict.fromkeys(names))
+
+
+def always_assigned(body: Sequence[ast.stmt]) -> set[str]:
+    """Return the names that statements assign whichever way they take."""
+    found: set[str] = set()
+    for node in body:
+        if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
+            found |= set(assigned([node]))
+        elif isinstance(node, ast.With):
+            found |= always_assigned(node.body) | set(assigned(node.items))
+        elif isinstance(node, ast.If):
+            found |= always_assigned(node.body) & always_assigned(node.orelse)
+    return found
+
+
+def can_move(site: Site, nodes: Sequence[ast.AST]) -> bool:
+    """Whether nodes do the same in another function, and the same in each epoch, as far as the code tells."""
+    for node in inside(nodes):
+        if isinstance(node, LEAVES) or (isinstance(node, ast.Name) and node.id in ("super", "__class__", "locals")):
+            return False
+        if isinstance(node, (ast.Attribute, ast.Subscript)) and isinstance(node.ctx, (ast.Store, ast.Del)):
+            base = node.value
+            while isinstance(base, (ast.Attribute, ast.Subscript)):
+                base = base.value
+            if isinstance(base, ast.Name) and base.id == site.instance:
+                return False
+    return not is_random(site, nodes)
+
+
+def is_random(site: Site, nodes: Sequence[ast.AST]) -> bool:
+    """Whether nodes seem to draw random numbers."""
+    for node in inside(nodes):
+        if not isinstance(node, (ast.Name, ast.Attribute)):
+            continue
+        if RANDOM.search(node.id if isinstance(node, ast.Name) else node.attr):
+            return True
+        target = site.target(node)
+        known = target is not UNKNOWN and not isinstance(target, (ModuleType, type))
+        if known and callable(target) and _draws(target):
+            return True
+    return False
+
+
+def _draws(function: Any) -> bool:
+    """Whether something that can be called refers to a generator, or to names of `RANDOM`."""
+    for part in itertools.islice(reachable(function), MAX_OBJECTS):
+        if is_generator(part):
+            return True
+        if isinstance(part, type) and RANDOM.search(part.__name__):
+            return True
+        if isinstance(part, FunctionType) and any(map(RANDOM.search, part.__code__.co_names)):
+            return True
+    return False
