@@ -213,6 +213,7 @@ def died_message(number: int, indices: Any, deaths: int, pid: int, exitcode: int
     return (
         f"{begin}: batch {number} (samples {abbreviated(indices)}) ended {deaths} workers in a row; the last one "
         f"{reason}. "
-        f"{cause}: load these samples with num_workers=0 to see it. The worker's standard error ended with:\n"
+        f"{cause}: load these samples one by one with num_workers=1 to find the one that does it. "
+        f"The worker's standard error ended with:\n"
         f"{tail or '(nothing)'}"
     )
