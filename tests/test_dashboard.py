@@ -562,6 +562,22 @@ def test_each_rate_and_share_states_its_span_and_there_is_one_share_of_waiting()
     assert notes == ["", "now for batch 3: 0.4 s"]
 
 
+def test_batches_beyond_the_window_are_counted_as_such() -> None:
+    within = tiles(window=4, in_flight=2, reordering=0, ready=1)["In flight"]
+    assert (within["value"], within["note"]) == ("2", "1 ready · window of 4")
+    late = tiles(window=4, in_flight=2, reordering=48, ready=0)["In flight"]
+    assert (late["value"], late["note"]) == ("2", "48 reordering · window of 4, and 46 beyond it")
+
+
+def test_the_first_sentence_of_a_failed_epoch_has_the_color_of_a_failure() -> None:
+    told = "Epoch 0 stopped: batch 3 raised <OSError>."
+    snapshot = dataclasses.replace(FakeLoader().stats(), verdict=f"{told} Use more workers.", failure=told)
+    assert '<span class="nbl-failure">Epoch 0 stopped: batch 3 raised &lt;OSError&gt;.</span> Use more' in draw(
+        snapshot
+    )
+    assert '<span class="nbl-failure"></span>Epoch 0 stopped' in draw(dataclasses.replace(snapshot, failure=""))
+
+
 def test_a_stuck_worker_is_named() -> None:
     loader = FakeLoader(workers=1)
     worker = dataclasses.replace(loader.stats().workers[0], stuck=True, batch=7, sample=99, batch_age=12.0)

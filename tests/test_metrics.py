@@ -271,6 +271,8 @@ def test_after_an_error_the_loop_has_stopped_until_it_comes_back():
     at = {"epoch": 0, "delivered": 10, "at": 9, "at_since": now - 10 * MS}
     s = stats.snapshot(gauges(now + 60 * S, *pair(), **at))
     assert (s.state, s.eta, s.at, s.stalled) == ("stopped", None, None, None)
+    assert s.failure.endswith("batch 10 raised ValueError: image 7 is truncated.")
+    assert s.verdict.startswith(s.failure)
     assert s.elapsed == pytest.approx(1.09), "it does not go on counting"
     assert s.wait_share_epoch == pytest.approx(0.99 / 1.09)
     assert s.verdict.startswith(
@@ -280,7 +282,7 @@ def test_after_an_error_the_loop_has_stopped_until_it_comes_back():
     assert closed.elapsed == pytest.approx(1.09)
     assert "and the loader is closed" in closed.verdict
     back = stats.snapshot(gauges(now + 61 * S, *pair(), waiting_since=now + 60 * S, waiting_for=11, epoch=0))
-    assert back.state == "running"
+    assert (back.state, back.failure) == ("running", "")
     stats.update(record(now + 60 * S, wait=90 * MS, index=11))
     assert stats.snapshot(gauges(now + 62 * S, *pair(), **at)).state == "running"
 
@@ -289,7 +291,7 @@ def test_an_interrupted_wait_counts_as_waiting_and_is_named():
     stats, now = run_ten_batches()
     stats.update(LoopStopped(now + 5 * S, 0, 10, "KeyboardInterrupt", interrupted=True))
     s = stats.snapshot(gauges(now + 60 * S, *pair(), epoch=0))
-    assert s.state == "stopped"
+    assert (s.state, s.failure) == ("stopped", "")
     assert "was interrupted after 10 of 100 batches in 6.0 s, while the loop waited for batch 10 (5.0 s)" in s.verdict
     assert s.wait_share_epoch == pytest.approx(5.9 / 6)
     assert s.cause == "stall"

@@ -68,7 +68,7 @@ def _with_epoch_before(headline: Verdict, status: LoaderStatus) -> Verdict:
     sentence = f"{headline.sentence} Epoch {before.epoch}: {before.verdict.sentence}"
     if headline.cause == "starting":
         return headline._replace(sentence=sentence)
-    return before.verdict._replace(sentence=sentence, restart=())
+    return before.verdict._replace(sentence=sentence, restart=(), failure=headline.failure)
 
 
 def _left_out(status: LoaderStatus) -> str:
@@ -99,15 +99,17 @@ def _after_epoch(s: Snapshot, status: LoaderStatus, whole: Verdict, epoch: Evide
     head = f"Epoch {s.epoch} {how} after {_done(s, total)} in {duration(s.elapsed)}"
     if status.ended == "error" and status.failed is not None:
         head += f" ({status.failed.place} of batch {status.failed.index}: {clean(status.failed.error, 80)})"
+    failed = status.ended == "error"
     if status.stopped is not None:
         head = _stopped(s, status, status.stopped)
+        failed = not status.stopped.interrupted
     if s.state == "closed" and status.ended != "closed":
         head += ", and the loader is closed"
     if whole.cause == UNKNOWN.name and s.batches_done <= MIN_BATCHES:
-        waited = f"the loop waited {percent(s.wait_share_epoch)} of the time"
+        head += f"; the loop waited {percent(s.wait_share_epoch)} of the time"
         line = _line(epoch) if s.wait_share_epoch >= SMALL_WAIT else ""
-        return Verdict("idle", f"{head}; {waited}. These are too few batches to tell why.{line}")
-    return whole._replace(sentence=f"{head}. {whole.sentence}")
+        whole = Verdict("idle", f"These are too few batches to tell why.{line}")
+    return whole._replace(sentence=f"{head}. {whole.sentence}", failure=f"{head}." if failed else "")
 
 
 def _line(e: Evidence) -> str:

@@ -488,6 +488,7 @@ class Aggregator:
             cause=headline.cause,
             verdict=headline.sentence,
             restart=headline.restart,
+            failure=headline.failure,
             now_verdict=diagnosis.now,
             epoch_verdict=diagnosis.epoch,
             slow_in_common=diagnosis.slow_samples,

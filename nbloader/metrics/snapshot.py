@@ -203,6 +203,8 @@ class Verdict(NamedTuple):
     """Whether more workers help; None if `sentence` does not say so."""
     larger_window: bool | None = None
     """Whether a larger prefetch window helps; None if `sentence` does not say so."""
+    failure: str = ""
+    """The beginning of `sentence` that says which error ended the epoch; "" if none did."""
 
 
 class Suggestion(NamedTuple):
@@ -384,6 +386,9 @@ class Snapshot:
     rate_seconds: float = 0.0
     """Length of the interval over which rates and `wait_share` were computed, seconds. It is 0 until the consumer has
     processed the first batch: until then, `wait_share` covers the epoch so far."""
+    failure: str = ""
+    """The first sentence of `verdict`, if it says which error ended the newest epoch; "" otherwise. An interrupt is no
+    error."""
 
     def __repr__(self) -> str:
         """Return a one-line summary; `print` shows the whole snapshot."""

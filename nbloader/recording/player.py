@@ -257,14 +257,16 @@ class Player:
     def _static(self) -> str:
         """The HTML that a notebook without a kernel shows."""
         from nbloader.dashboard import static
+        from nbloader.dashboard.panels.summary import verdict_html
 
         recording = next(iter(self.recordings.values()))
-        verdict = recording.snapshot.verdict if recording.snapshot is not None else ""
+        snapshot = recording.snapshot
+        verdict, failure = ("", "") if snapshot is None else (snapshot.verdict, snapshot.failure)
         what = f"A recorded run of {duration(recording.length / 1e3)} ({recording.name})"
         return static.html(
             self._name,
             [
-                f'<p class="nbl-verdict">{escape(clean(verdict, 600))}</p>',
+                verdict_html(clean(verdict, 600), clean(failure, 600)),
                 f'<p class="nbl-note">{escape(clean(what))}: run this cell again to play it.</p>',
             ],
         )

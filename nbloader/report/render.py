@@ -331,7 +331,8 @@ def _text(value: object) -> str:
 
 
 def _verdict_html(s: Snapshot) -> str:
-    return verdict_box((s.verdict, other_verdict(s), outlook(s)), palette.cause_color(s.cause))
+    color = palette.BAD if s.failure else palette.cause_color(s.cause)
+    return verdict_box((s.verdict, other_verdict(s), outlook(s)), color)
 
 
 def verdict_box(texts: Iterable[str], colour: str) -> str:

@@ -52,7 +52,7 @@ def test_all_controls_work_while_a_cell_is_busy_and_a_worker_hangs(open_notebook
     workers.press("ArrowRight")
     page.locator(".nbl-live tr", has_text="3 · pid").wait_for()  # a fourth one
     page.get_by_role("slider", name="Batches prefetched per worker").press("ArrowRight")
-    page.locator(".nbl-live .nbl-tile", has_text="window 12").wait_for()
+    page.locator(".nbl-live .nbl-tile", has_text="window of 12").wait_for()
 
     with page.expect_download() as download:
         page.get_by_role("button", name="Save a trace").click()

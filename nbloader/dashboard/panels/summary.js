@@ -65,6 +65,8 @@ export function create(el, api) {
   const { make, write, describe, button } = api;
   const head = make("div", "nbl-head", el);
   const verdict = make("p", "nbl-verdict", head);
+  const failure = make("span", "nbl-failure", verdict);  // the sentence about the error that ended the epoch
+  const rest = make("span", "", verdict);
   const spoken = make("p", "nbl-spoken", head);  // for screen readers: once per topic, not whenever a number changes
   spoken.setAttribute("aria-live", "polite");
   const showRemedies = remedies(head, api);
@@ -120,7 +122,9 @@ export function create(el, api) {
         silence = setTimeout(() => write(spoken, ""), SPOKEN);
       }
       topic = data.topic;
-      write(verdict, data.verdict);
+      const said = data.failure && data.verdict.startsWith(data.failure) ? data.failure : "";
+      write(failure, said);
+      write(rest, data.verdict.slice(said.length));
       verdict.title = data.verdict;
       showRemedies(data);
       write(state, data.state);

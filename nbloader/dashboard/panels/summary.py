@@ -31,6 +31,7 @@ class Summary(Panel):
         return {
             "state": s.state,
             "verdict": clean(_sentence(s), 600),
+            **({"failure": clean(s.failure, 600)} if s.failure else {}),
             "outlook": clean(s.outlook.text, 300),
             "suggestions": [suggestion._asdict() for suggestion in s.outlook.suggestions],
             "trial": s.tuning._asdict() if s.tuning is not None and s.tuning.chosen else None,
@@ -44,7 +45,7 @@ class Summary(Panel):
         """Return the same elements as the live view."""
         progress = payload["progress"]
         return (
-            f'<div class="nbl-head"><p class="nbl-verdict">{escape(payload["verdict"])}</p>'
+            f'<div class="nbl-head">{verdict_html(payload["verdict"], payload.get("failure", ""))}'
             f"{_outlook_html(payload)}</div>"
             f'<div class="nbl-progress"><span class="nbl-chip">snapshot · {escape(payload["state"])}</span>'
             f'<div class="nbl-bar"><span style="width:{100 * (progress["share"] or 0):.1f}%">'
@@ -60,6 +61,17 @@ def _sentence(s: Snapshot) -> str:
     for suggestion in s.outlook.suggestions:
         text = text.replace(f": {suggestion.call}", "")
     return text
+
+
+def verdict_html(verdict: str, failure: str) -> str:
+    """Return the verdict as HTML.
+
+    Args:
+        verdict: The sentences.
+        failure: The first of them if it says which error ended the epoch, else "".
+    """
+    said = verdict[: len(failure)] if verdict.startswith(failure) else ""
+    return f'<p class="nbl-verdict"><span class="nbl-failure">{escape(said)}</span>{escape(verdict[len(said) :])}</p>'
 
 
 def _outlook_html(payload: dict[str, Any]) -> str:
@@ -90,8 +102,9 @@ TIPS = {
     "Time left": "Until the end of the epoch, at the present throughput",
     "Epoch duration": "From the start of the epoch to its end, pauses included",
     "Loop waiting": "Share of the time in which your loop waited for a batch",
-    "In flight": "Batches that workers have been given and that have not arrived. The window is how many are requested "
-    "ahead; while one batch is late, those behind it do not count",
+    "In flight": "Batches that workers have been given and that have not arrived. Reordering: they have arrived, and "
+    "wait for an earlier one. The window is how many are requested ahead. While a batch is late, more are requested, "
+    "so that workers do not wait: those are beyond the window",
     "Time per batch": "Mean time to fetch and collate one of the last 200 batches; your loop waits meanwhile",
 }
 """Tooltips of the tiles."""
@@ -117,7 +130,7 @@ def _throughput(s: Snapshot) -> dict[str, Any]:
     if rates.megabytes is not None:
         note += f" · {number(rates.megabytes)} MB/s"
     if space := headspace(s):
-        note += f" · headspace {space}"
+        note += f" · headspace {space.removesuffix(' batches/s')}"  # the unit of the figure above
     return _tile("Throughput", number(rates.batches), "batches/s", note, span=span(s))
 
 
@@ -149,7 +162,10 @@ def _ahead(s: Snapshot) -> dict[str, Any]:
     if not s.workers:
         took = sum(stage.mean for stage in s.stages if stage.name in ("fetch", "collate"))
         return _tile("Time per batch", duration(took / 1e3) if took else NONE, "", "mean of the last 200")
-    note = f"{s.reordering} reordering · {s.ready} ready · window {s.window}"
+    beyond = s.in_flight + s.reordering + s.ready - s.window * max(1, s.iterators)
+    window = f"window of {s.window}, and {beyond} beyond it" if beyond > 0 else f"window of {s.window}"
+    waiting = [f"{count} {what}" for count, what in ((s.reordering, "reordering"), (s.ready, "ready")) if count]
+    note = " · ".join((*waiting, window))
     return _tile("In flight", str(s.in_flight), "batch" if s.in_flight == 1 else "batches", note)
 
 

@@ -25,7 +25,7 @@ COLUMNS = {
     "Rate": "Batches that it produces per second, over the same time as the throughput above; while an epoch runs",
     "Errors": "Batches in which it raised an exception",
     "CPU": "Share of one core that its process has used since the update before",
-    "Private + shared": "Memory of its process alone, and memory that it shares with others",
+    "Memory": "Memory of its process alone + memory that it shares with others",
     "Restarts": "How often it was replaced",
 }
 """Headings and their tooltips. The live view adds a column of buttons."""
