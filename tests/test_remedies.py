@@ -17,6 +17,7 @@ import textwrap
 import threading
 import time
 import types
+import warnings
 
 import numpy as np
 import pytest
@@ -33,8 +34,9 @@ from nbloader.remedies.advice import Advice, short_advice
 from nbloader.remedies.difference import difference
 from nbloader.remedies.kinds import REMEDIES
 from nbloader.remedies.pictures import pictures_of, size_of
+from nbloader.remedies.results import RemedyResult
 from nbloader.remedies.site import UNKNOWN, Edit, Facts, locate, site_of
-from nbloader.remedies.trial import CannotTryError, code_of
+from nbloader.remedies.trial import CannotTryError, Cost, code_of
 
 pd = pytest.importorskip("pandas")
 BY_NAME = {remedy.name: remedy for remedy in REMEDIES}
@@ -761,6 +763,78 @@ def test_what_cannot_be_a_function_of_its_own_is_not_cached(body, tmp_path):
         assert "return np.load(" in proposal.helper, "an expression, not the statement"
 
 
+ELEMENTS = """\
+    import json, random
+    def f(rows):
+        out = {}
+        for i in range(len(rows)):
+            for j in range(9):
+                value = json.loads(rows[i][j])  # slow
+                out[i, j] = value + random.random()
+        return out
+    """
+ONE_LOOP = """\
+    import json, random
+    def f(rows):
+        out = []
+        for row in rows:
+            value = json.loads(row)  # slow
+            out.append(value + random.random())
+        return out
+    """
+KEPT_CALL = """\
+    import functools, json
+    load = functools.lru_cache(maxsize=None)(json.loads)
+    def f(row):
+        return load(row)  # slow
+    """
+
+
+@pytest.mark.parametrize(("source", "found"), [(ELEMENTS, 0), (ONE_LOOP, 1), (KEPT_CALL, 0)])
+def test_no_cache_is_proposed_for_single_elements_and_for_what_is_kept_already(source, found, tmp_path):
+    function = defined(tmp_path, source)
+    lines = sites(function, facts=Facts(samples=1000, nbytes=50_000))
+    slow = next(site for site in lines if "# slow" in site.source.splitlines()[site.number - 1])
+    assert len(BY_NAME["same-each-epoch"].propose(slow)) == found
+
+
+KEPT = """\
+    import functools, nbloader, numpy as np
+    def read(path):
+        return np.load(path)["x"]
+    class Kept:
+        def __len__(self):
+            return 4
+        def __getitem__(self, i):
+            return self.load("x.npz", 3) + load("x.npz")
+        @functools.lru_cache
+        def load(self, path, times):
+            return np.load(path)["x"] if times else self.load(path, times - 1)
+        def plain(self, path):
+            return np.load(path)["x"]
+    @nbloader.cached
+    def load(path):
+        return read(path) if path else load(path)
+    f = Kept
+    """
+
+
+@pytest.mark.parametrize(("name", "kept"), [("read", True), ("load", True), ("plain", False)])
+def test_nothing_is_proposed_for_a_line_that_only_a_cache_calls(name, kept, tmp_path):
+    cls = defined(tmp_path, KEPT)
+    function = cls.__getitem__.__globals__["read"] if name == "read" else vars(cls)[name]
+    line = line_of(getattr(function, "__wrapped__", function), 2 if name == "load" else 1)
+    assert locate(line, [cls()]).is_kept == kept
+    assert (short_advice(line, [cls()]).remedy == "") == kept
+    found = search(HotLines(lines=(line,), samples=100), Samples(cls(), None, (), iterable=False), None, None)
+    assert bool(found) != kept
+    if kept:
+        assert repr(found).endswith(
+            "faster: a cache keeps what it computes. Change the line yourself, compute its result in advance, or use "
+            "more workers."
+        )
+
+
 def test_a_loader_of_a_library_is_looked_at_if_users_can_pass_their_own(tmp_path, monkeypatch):
     folder = tmp_path / "site-packages" / "torchvision" / "datasets"
     folder.mkdir(parents=True)
@@ -979,6 +1053,77 @@ def test_a_remedy_is_tried_on_the_samples_and_nothing_is_changed(archive):
         assert "Not tried" in str(listed)
     assert Archive.__getitem__.__code__ is code
     assert "kept_load" not in globals()
+
+
+class Prepared(Archive):
+    """Is told its file in each worker, and warns of what it reads."""
+
+    def __getitem__(self, index):
+        warnings.warn(f"sample {index} was read", stacklevel=2)
+        return super().__getitem__(index)
+
+
+def prepare(worker):
+    info = nbloader.get_worker_info()
+    info.dataset.path = f"{info.dataset.path}/x.npz"
+
+
+@pytest.mark.filterwarnings("ignore:sample .* was read")
+def test_a_trial_is_prepared_as_a_worker_is_and_shows_a_bar_and_no_warnings(archive, capfd):
+    dataset = Prepared(os.path.dirname(archive.path))
+    with nbloader.DataLoader(dataset, batch_size=8, num_workers=1, worker_init_fn=prepare) as loader:
+        profiled(loader)
+        capfd.readouterr()
+        with warnings.catch_warnings(record=True) as shown:
+            warnings.simplefilter("always")
+            found = loader.remedies(samples=10)
+        told = capfd.readouterr().err
+    assert found[0].name == "read-each-time"
+    assert found[0].samples >= 10
+    assert not [one for one in shown if "was read" in str(one.message)]
+    assert "was read" not in told
+    assert "trying remedies: 100%" in told
+    assert found[0].line.place in told
+
+
+class Quick:
+    def __getitem__(self, index):
+        return index
+
+
+def test_a_change_that_is_far_slower_is_not_tried_on_all_samples(monkeypatch):
+    class Slower:
+        name = "slower"
+
+        def propose(self, site):
+            code = site.source.replace("return", "import time; time.sleep(0.1); return")
+            return [nbloader.remedies.remedy.Proposal("Why.", "Instead.", code)]
+
+    monkeypatch.setattr("nbloader.loader.remedy_search.REMEDIES", (Slower(),))
+    measured = []
+
+    def run(trial):
+        for position in range(len(trial)):
+            measured.append(trial[position])
+            yield measured[-1]
+
+    samples = Samples(Quick(), None, list(range(100)), iterable=False, batch_size=4)
+    line = line_of(Quick.__getitem__, 1)
+    found = search(HotLines(lines=(line,), samples=100), samples, run, lambda *_args, **_options: None)
+    assert len(measured) == 1
+    assert re.match(
+        r"Nothing that nbloader knows makes `Quick.__getitem__` \(here:1\) faster: one change was tried on samples, "
+        r"and gained too little or gave other values\. Change the line yourself",
+        repr(found),
+    )
+
+
+def test_a_cache_that_gains_little_is_left_out(archive):
+    line = line_of(Archive.__getitem__, 1)
+    for saves, gain, helps in (("later", 1.4, False), ("later", 1.6, True), ("time", 1.4, True)):
+        proposal = nbloader.remedies.remedy.Proposal("Why.", "Instead.", saves=saves)
+        before, after = Cost(gain, 0.0), Cost(1.0, 0.0)
+        assert RemedyResult(line, "cache", proposal, samples=9, before=before, after=after).helps == helps
 
 
 def test_a_remedy_that_fails_says_so(archive, monkeypatch):

@@ -958,7 +958,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
         Args:
             samples: Number of samples on which to try; 0 to list what is known without trying it.
-            report: Called before each trial, with its name, its number from 0, and the number of trials.
+            report: Called before each trial, with its name, its number from 0, and the number of trials. Without it, a
+                progress bar is shown, if tqdm is installed.
 
         Returns:
             For each remedy: the line, why it is slow, the code to paste, the time per sample before and after, how much
@@ -969,13 +970,17 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """
         if samples < 0:
             raise ValueError(f"samples must be at least 0, not {samples}")
-        from nbloader.loader.remedy_search import TRIAL_TIMEOUT, Samples, Scout, as_it_is, search
+        from nbloader.loader.remedy_search import TRIAL_TIMEOUT, AsWorker, Samples, Scout, as_it_is, no_bar, search
+        from nbloader.report.progress import trial_bar
+
+        prepare = AsWorker(self.dataset, self.worker_init_fn if self.num_workers else None)
 
         def run(trial: Any) -> Any:  # a generator of its own, so that nothing is drawn from the global one
-            return DataLoader(
+            with DataLoader(
                 trial, batch_size=None, num_workers=1, collate_fn=as_it_is, timeout=TRIAL_TIMEOUT,
-                generator=torch.Generator(),
-            )  # fmt: skip
+                generator=torch.Generator(), worker_init_fn=prepare,
+            ) as loader:  # fmt: skip
+                yield from loader
 
         def predict(saved: LineTime, change: str, *, unlocks: bool) -> Prediction:
             return self._parts.monitor.what_if_cheaper(
@@ -988,7 +993,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if samples and hot.lines:
             ((indices, facts),) = run(Scout(tried, self._index_sampler, samples))
             tried = tried._replace(indices=indices, facts=facts)
-        return search(hot, tried, run, predict, report)
+        return search(hot, tried, run, predict, report, trial_bar if samples and report is None else no_bar)
 
     def tune(
         self,

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
-from collections.abc import Callable, Iterable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 from nbloader._platform import available_memory
 from nbloader._util.code_places import place_of, source_line
-from nbloader._util.format import factor, megabytes
+from nbloader._util.format import clean, megabytes
 from nbloader.cache.sample_cache import MEMORY_SHARE
 from nbloader.diagnose.what_if import Prediction
 from nbloader.diagnose.without_line import LineTime
@@ -23,12 +25,15 @@ from nbloader.remedies.pictures import size_of
 from nbloader.remedies.remedy import Proposal
 from nbloader.remedies.results import Remedies, RemedyResult, best_of, summed
 from nbloader.remedies.site import NO_FACTS, Facts, Site, locate, replaceable
-from nbloader.remedies.trial import Trial
+from nbloader.remedies.trial import Measured, Trial
+from nbloader.workers.worker_info import ProcessContext, get_worker_info
 
 MIN_SHARE = 0.05
 """Lines with a smaller share of the workers' time are not looked at."""
 LINES = 5
 """Maximum number of lines that are looked at."""
+SHOWN = 80
+"""Maximum length of a line in a message, characters."""
 GROUP = 16
 """Maximum number of samples that are measured together. They are a batch, if it is not larger, so that what a batch
 costs is divided among as many samples as in the loop."""
@@ -37,10 +42,39 @@ PRECISION = 0.1
 TRIAL_TIMEOUT = 180.0
 """Seconds that one measurement may take."""
 
+FAR_SLOWER, FAR_SLOWER_SECONDS = 3, 0.2
+"""A trial ends early if the rewritten code takes this many times as long, and at least so many seconds so far."""
+
 Run = Callable[[Any], "Iterable[Any]"]
-"""Runs a dataset, such as a trial, in a spare worker, and returns its items."""
+"""Runs a dataset, such as a trial, in a spare worker, and returns its items. The worker ends with the iteration."""
 Report = Callable[[str, int, int], object]
 """Is called before each trial, with its name, its number from 0, and the number of trials."""
+
+
+class Bar(Protocol):
+    """Shows how many of the samples have been tried."""
+
+    def begin(self, place: str) -> None:
+        """Say which line a trial is about."""
+        ...
+
+    def add(self, samples: int) -> None:
+        """Count samples."""
+        ...
+
+
+@contextlib.contextmanager
+def no_bar(_samples: int) -> Iterator[Bar]:
+    """Show nothing."""
+    yield _Nothing()
+
+
+class _Nothing:
+    def begin(self, place: str) -> None:
+        pass
+
+    def add(self, samples: int) -> None:
+        pass
 
 
 class Predict(Protocol):
@@ -96,6 +130,27 @@ class Produce:
 
 
 @dataclass(frozen=True)
+class AsWorker:
+    """Makes the spare worker one of the loader: with `get_worker_info().dataset`, and after `worker_init_fn`.
+
+    Args:
+        dataset: The loader's dataset.
+        worker_init_fn: The loader's function; None if it has none, or no workers.
+    """
+
+    dataset: Any
+    worker_init_fn: Callable[[int], object] | None
+
+    def __call__(self, worker: int) -> None:
+        """Do so."""
+        info = get_worker_info()
+        if info is not None:
+            ProcessContext().set_worker_info(replace(info, dataset=self.dataset))
+        if self.worker_init_fn is not None:
+            self.worker_init_fn(worker)
+
+
+@dataclass(frozen=True)
 class Scout:
     """A dataset with one item: the samples on which to try, and what is known about them.
 
@@ -119,6 +174,11 @@ class Scout:
         """Return the dataset indices on which to try, and the facts."""
         if position:
             raise IndexError(position)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return self._look()
+
+    def _look(self) -> tuple[list[Any], Facts]:
         dataset, batch_size = self.samples.dataset, self.samples.batch_size
         if self.samples.iterable:
             return list(range(self.count)), NO_FACTS
@@ -146,8 +206,25 @@ class _Found(NamedTuple):
     name: str
     proposals: list[Proposal]
 
+    def untried(self, samples: Samples) -> bool:
+        """Whether the proposals cannot be tried, or are only listed."""
+        return not samples.indices or bool(self.proposals[0].untried)
 
-def search(hot: HotLines, samples: Samples, run: Run, predict: Predict, report: Report | None = None) -> Remedies:
+    def samples(self, samples: Samples) -> int:
+        """Return the number of samples of all trials."""
+        if self.untried(samples):
+            return 0
+        return len(self.proposals) * sum(map(len, _groups(self.site.line, samples)[1:]))
+
+
+def search(
+    hot: HotLines,
+    samples: Samples,
+    run: Run,
+    predict: Predict,
+    report: Report | None = None,
+    bar: Callable[[int], contextlib.AbstractContextManager[Bar]] = no_bar,
+) -> Remedies:
     """Return the remedies for the slowest lines, best first.
 
     Args:
@@ -156,26 +233,26 @@ def search(hot: HotLines, samples: Samples, run: Run, predict: Predict, report: 
         run: See `Run`.
         predict: See `Predict`.
         report: See `Report`.
+        bar: Opens a bar for a number of samples.
     """
     lines = [line for line in (*hot, *_of_libraries(hot)) if line.line and line.share >= MIN_SHARE]
     if not lines:
         return Remedies((), str(hot) if not hot.lines else f"No line of your code takes {MIN_SHARE:.0%} of the time.")
     lines.sort(key=lambda line: -line.share)
-    known = _known(lines, samples)
+    sites = [site for line in lines if (site := _site(line, samples)) is not None][:LINES]
+    known = _known(sites)
     tried = []
-    for number, found in enumerate(known):
-        if report is not None:
-            report(found.name, number, len(known))
-        one = _tried(found, samples, run)
-        if one.proposal.saves == "lock":
-            one = replace(one, locked=_lock_wait(hot, one.line))
-        tried.append(_predicted(one, hot, predict))
-    shown = sorted((one for one in tried if one.helps), key=_rank)
-    if not known:
-        note = f"No remedy is known for {lines[0].place}: {lines[0].source or lines[0].function}"
-    else:
-        note = "" if shown else _no_gain(tried)
-    return Remedies(shown, note)
+    with bar(sum(found.samples(samples) for found in known)) as shown:
+        for number, found in enumerate(known):
+            if report is not None:
+                report(found.name, number, len(known))
+            shown.begin(found.site.line.place)
+            one = _tried(found, samples, run, shown)
+            if one.proposal.saves == "lock":
+                one = replace(one, locked=_lock_wait(hot, one.line))
+            tried.append(_predicted(one, hot, predict))
+    helping = sorted((one for one in tried if one.helps), key=_rank)
+    return Remedies(helping, "" if helping else _nothing_helps(lines[0], sites, tried))
 
 
 def _rank(found: RemedyResult) -> tuple[bool, bool, float]:
@@ -183,12 +260,11 @@ def _rank(found: RemedyResult) -> tuple[bool, bool, float]:
     return not found.samples, found.proposal.saves == "later", -found.gain
 
 
-def _known(lines: Sequence[HotLine], samples: Samples) -> list[_Found]:
+def _known(sites: Sequence[Site]) -> list[_Found]:
     """Return what is known for the lines."""
-    sites = [site for line in lines if (site := _site(line, samples)) is not None][:LINES]
     found = []
     seen: set[tuple[str, str]] = set()  # two lines of a function may lead to the same code
-    for site in sites:
+    for site in (one for one in sites if not one.is_kept):
         for remedy in REMEDIES:
             proposals = []
             for proposal in remedy.propose(site):
@@ -253,28 +329,49 @@ def _lock_wait(hot: HotLines, line: HotLine) -> float:
     return sum(one.waiting for one in here if one.source.startswith("with "))
 
 
-def _no_gain(tried: Sequence[RemedyResult]) -> str:
-    names = ", ".join(f"{one.name} ({factor(one.gain, '.2f')}, {one.difference})" for one in tried)
-    return f"What is known for these lines gains nothing here: {names}."
+def _nothing_helps(slowest: HotLine, sites: Sequence[Site], tried: Sequence[RemedyResult]) -> str:
+    """Say that nothing is known for the slowest line, or helps, and what else to do."""
+    what = f"`{clean(slowest.source or slowest.function, SHOWN)}` ({slowest.place})"
+    kept = any(site.is_kept for site in sites if site.line is slowest)
+    found = f"Nothing that nbloader knows makes {what} faster"
+    if kept:
+        found += ": a cache keeps what it computes"
+    elif tried:
+        times = "one change was" if len(tried) == 1 else f"{len(tried)} changes were"
+        found += f": {times} tried on samples, and gained too little or gave other values"
+    return f"{found}. Change the line yourself, compute its result in advance, or use more workers."
 
 
-def _tried(found: _Found, samples: Samples, run: Run) -> RemedyResult:
+def _far_slower(measured: Sequence[Measured]) -> bool:
+    after = sum(one.after.seconds for one in measured)
+    return after > max(FAR_SLOWER_SECONDS, FAR_SLOWER * sum(one.before.seconds for one in measured))
+
+
+def _tried(found: _Found, samples: Samples, run: Run, shown: Bar) -> RemedyResult:
     line, name, proposals = found.site.line, found.name, found.proposals
-    untried = proposals[0].untried
-    if not samples.indices or untried:
-        return RemedyResult(line, name, proposals[0], problem=untried)
+    if found.untried(samples):
+        return RemedyResult(line, name, proposals[0], problem=proposals[0].untried)
     roots = [part for part in (samples.dataset, samples.collate_fn) if part is not None]
     groups = _groups(line, samples)
     results = []
     for proposal in proposals:
+        measured: list[Measured] = []
+        left = sum(map(len, groups[1:]))
         try:
-            measured = list(run(Trial(Produce(samples), roots, groups, line, proposal)))
+            for one in run(Trial(Produce(samples), roots, groups, line, proposal)):
+                measured.append(one)
+                shown.add(one.samples)
+                left -= one.samples
+                if _far_slower(measured):
+                    break
         except Exception as error:  # noqa: BLE001 - of the present code, too, or a worker that died
             kind = type(error).__name__
             results.append(RemedyResult(line, name, proposal, problem=f"{kind}: {error}"))
             if isinstance(error, NbloaderError):
                 break
             continue
+        finally:
+            shown.add(left)
         results.append(_fitting(summed(line, name, proposal, measured), samples.facts.samples))
     return best_of(results)
 

@@ -31,7 +31,7 @@ def short_advice(line: HotLine, roots: Sequence[Any]) -> Advice:
     """
     try:
         site = locate(line, roots)
-        if site is None:
+        if site is None or site.is_kept:
             return Advice()
         proposals = [p for remedy in REMEDIES for p in remedy.propose(site) if p.short]
         return Advice(

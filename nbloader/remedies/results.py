@@ -20,6 +20,8 @@ CLOSE = 0.025
 """Values are close if they differ, on average, by at most this share of their range."""
 MIN_GAIN = 1.1
 """A remedy that gains less, or loses, is not shown."""
+MIN_CACHE_GAIN = 1.5
+"""The same for a cache, which takes memory and gains only from the second epoch on."""
 _SOURCE = 70
 NOTHING = Cost(0.0, 0.0)
 
@@ -85,7 +87,7 @@ class RemedyResult:
             return False  # it depends on random numbers
         if p.loop and not self.keeps_values:
             return False
-        return self.gain >= MIN_GAIN and not self.difference.problem
+        return self.gain >= (MIN_CACHE_GAIN if p.saves == "later" else MIN_GAIN) and not self.difference.problem
 
     @property
     def keeps_values(self) -> bool:

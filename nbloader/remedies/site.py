@@ -10,20 +10,23 @@ from __future__ import annotations
 
 import ast
 import builtins
+import functools
 import inspect
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple, TypeAlias
 
 from nbloader._util.attributes import attributes_of
+from nbloader.cache.cached_function import CachedFunction
 from nbloader.events.stack_samples import CodeLine
 from nbloader.metrics.hot_lines import HotLine
 from nbloader.workers.reachable import reachable
 
+_LruCache: Any = type(functools.lru_cache(len))
 UNKNOWN: Any = object()
 """What a name refers to if that is only known while the function runs."""
 LAMBDA = "<lambda>"
@@ -84,6 +87,9 @@ class Site:
     facts: Facts = NO_FACTS
     owner: Any = None
     """The object whose method the function is; None if there is none, or if it was not found."""
+    is_kept: bool = False
+    """Whether the line runs only for values that are not in a cache yet: its function, or each one that calls it, has a
+    decorator such as `functools.lru_cache` or `nbloader.cached`."""
 
     @property
     def paste(self) -> str:
@@ -205,6 +211,15 @@ class Site:
         kinds = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Lambda)
         return any(isinstance(outer, kinds) and node in set(ast.walk(outer)) for outer in self.body)
 
+    def loops_around(self, node: ast.AST) -> int:
+        """Return the number of loops and comprehensions of the function that a node is inside."""
+        kinds = (ast.For, ast.AsyncFor, ast.While, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+        return sum(isinstance(outer, kinds) and node in set(ast.walk(outer)) for outer in self.body)
+
+    def calls_kept(self, node: ast.AST) -> bool:
+        """Whether a node calls a function that keeps what it has returned."""
+        return any(isinstance(inner, ast.Call) and keeps(self.target(inner.func)) for inner in ast.walk(node))
+
     def text(self, node: ast.AST) -> str:
         """Return the source of a node."""
         return ast.get_source_segment(self.source, node) or ast.unparse(node)
@@ -261,13 +276,26 @@ def locate(line: HotLine, roots: Sequence[Any], facts: Facts = NO_FACTS) -> Site
     if _replaceable(line.file, line.function):
         found = _in_library(line)
         return None if found is None else site_of(found, line, facts)
-    objects: list[Any] = []
-    for obj in reachable(*roots):
+    site = _found(reachable(*roots, closed=keeps), line, facts)
+    if site is not None:
+        return site
+    kept = _found(reachable(*roots), line, facts)
+    return None if kept is None else replace(kept, is_kept=True)
+
+
+def _found(objects: Iterator[Any], line: HotLine, facts: Facts) -> Site | None:
+    before: list[Any] = []
+    for obj in objects:
         if isinstance(obj, FunctionType) and _contains(obj, line):
-            owner = next((one for one in objects if _has_method(type(one), obj)), None)
+            owner = next((one for one in before if _has_method(type(one), obj)), None)
             return site_of(obj, line, facts, owner)
-        objects.append(obj)
+        before.append(obj)
     return None
+
+
+def keeps(obj: Any) -> bool:
+    """Whether an object is a function, or a property, that keeps what it has returned."""
+    return isinstance(obj, (_LruCache, functools.cached_property, CachedFunction))
 
 
 def _has_method(cls: type, function: FunctionType) -> bool:

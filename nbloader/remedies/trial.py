@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType
@@ -106,6 +107,11 @@ class Trial:
         Raises:
             Exception: Whatever the present code raises.
         """
+        with warnings.catch_warnings():  # of the user's code, which its own epochs show
+            warnings.simplefilter("ignore")
+            return self._measure(position)
+
+    def _measure(self, position: int) -> Measured:
         first, indices, seed = self.groups[0], self.groups[1 + position], mix(SEED, position)
         try:
             if self._new is None:

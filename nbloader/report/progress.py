@@ -55,6 +55,43 @@ def _iterate(loader: Any, tqdm: Any, options: dict[str, Any]) -> Iterator[Any]:
     (options.get("file") or sys.stderr).write(f"{text}\n")
 
 
+@contextlib.contextmanager
+def trial_bar(samples: int) -> Iterator[TrialBar]:
+    """Context manager that draws a bar for the trials of `DataLoader.remedies`, and removes it at the end.
+
+    Args:
+        samples: Number of samples of all trials. There is no bar for 0, or without tqdm.
+    """
+    try:
+        from tqdm import tqdm
+    except ModuleNotFoundError:
+        yield TrialBar(None)
+        return
+    with tqdm(total=samples, desc="trying remedies", unit="sample", leave=False, disable=not samples) as bar:
+        yield TrialBar(bar)
+
+
+class TrialBar:
+    """Shows which line a trial is about, and how many samples have been tried.
+
+    Args:
+        bar: The bar of tqdm; None if nothing is shown.
+    """
+
+    def __init__(self, bar: Any) -> None:
+        self._bar = bar
+
+    def begin(self, place: str) -> None:
+        """Say which line a trial is about."""
+        if self._bar is not None:
+            self._bar.set_postfix_str(place)
+
+    def add(self, samples: int) -> None:
+        """Count samples."""
+        if self._bar is not None:
+            self._bar.update(samples)
+
+
 class _Watch:
     """Thread that keeps the bar up to date while the loop waits in `__next__`: before the first batch, or in a stall.
 

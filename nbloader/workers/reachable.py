@@ -77,9 +77,16 @@ def seedables(*roots: Any) -> list[list[Seedable]]:
     return found
 
 
-def reachable(*roots: Any) -> Iterator[Any]:
-    """Visit objects as `seedables` does."""
-    return _visit(roots, _used)
+def reachable(*roots: Any, closed: Callable[[Any], bool] | None = None) -> Iterator[Any]:
+    """Visit objects as `seedables` does.
+
+    Args:
+        roots: The objects to begin with.
+        closed: Returns whether what an object refers to is not visited through it.
+    """
+    if closed is None:
+        return _visit(roots, _used)
+    return _visit(roots, lambda obj: () if closed(obj) else _used(obj))
 
 
 def edges(*roots: Any) -> Iterator[tuple[Any, list[Any]]]:

@@ -20,6 +20,8 @@ INSTEAD = (
     "Keep its results in memory that all workers share. With nbloader.configure_cache(directory=...), they are kept on "
     "the disk, too."
 )
+SINGLE_ELEMENTS = 2
+"""Number of loops inside which an expression is a single element, such as a pixel, which is too small for the cache."""
 LONG = 100_000
 """Size of an array or a list from which it is no argument of what is kept, bytes."""
 LIGHT = ("int", "len", "str", "float", "bool", "divmod", "min", "max", "range", "abs", "isinstance", "tuple", "dict")
@@ -51,6 +53,8 @@ class SameEachEpoch:
         """See `Remedy`."""
         needed, available = site.facts.samples * site.facts.nbytes, available_memory()
         if not needed or (available is not None and needed > available // MEMORY_SHARE):
+            return []
+        if any(site.calls_kept(node) for node in site.nodes):
             return []
         if site.tree.name.startswith(("__getitems__", "__iter__", "__next__")) or _is_method_of_nothing(site):
             return []
@@ -299,6 +303,7 @@ def _values(site: Site) -> list[ast.expr]:
         value for value in found
         if value.lineno <= site.number <= (value.end_lineno or value.lineno)
         and any(isinstance(inner, ast.Call) for inner in ast.walk(value))
+        and site.loops_around(value) < SINGLE_ELEMENTS
     ]  # fmt: skip
 
 
