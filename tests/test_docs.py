@@ -3,7 +3,8 @@
 The Python blocks of a guide are run one after the other, except one after `<!-- run by tests/file.py -->`, which needs
 what that test provides. The examples of docs/extend.md are files of their own, which other tests run. A text block
 after `<!-- message: path -->` quotes messages of that module of nbloader, with `…` for each value. Text blocks after
-`<!-- output -->` are together all that the blocks of the page print.
+`<!-- output -->` are together all that the blocks of the page print. A block after `<!-- needs package -->` is a
+program of its own, and is run where that package is installed.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ import importlib.util
 import inspect
 import pathlib
 import re
+import subprocess
+import sys
 import textwrap
 import time
 
-import numpy as np
 import pytest
 import torch
 
@@ -32,6 +34,9 @@ PAGES = sorted([*ROOT.glob("*.md"), *SITE.rglob("*.md")])
 GUIDES = sorted(SITE.rglob("*.md"))
 RUN_BY = re.compile(r"<!-- run by (\S+) -->\n```python\n.*?^```\n", re.DOTALL | re.MULTILINE)
 MESSAGE = re.compile(r"<!-- message: (\S+) -->\n```text\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+NEEDS = re.compile(
+    r"<!-- needs (\S+) -->\n```python\n(.*?)^```\n\n<!-- output -->\n```text\n(.*?)^```$", re.DOTALL | re.MULTILINE
+)
 OUTPUT = re.compile(r"<!-- output -->\n```text\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
@@ -54,10 +59,10 @@ def code(page):
 
 
 def examples(page):
-    """The Python code blocks of a page that no other test runs, as one program."""
-    text = RUN_BY.sub("", page.read_text(encoding="utf-8"))
+    """The Python code blocks of a page that no other test runs, as one program, and what they print."""
+    text = NEEDS.sub("", RUN_BY.sub("", page.read_text(encoding="utf-8")))
     blocks = re.findall(r"^( *)```python\n(.*?)^\1```$", text, re.DOTALL | re.MULTILINE)
-    return "\n".join(textwrap.dedent(block) for _indentation, block in blocks)
+    return "\n".join(textwrap.dedent(block) for _indentation, block in blocks), "".join(OUTPUT.findall(text))
 
 
 def strings(path):
@@ -160,17 +165,17 @@ def test_what_is_wrong_with_a_site_is_found(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("page", [page for page in GUIDES if examples(page)], ids=lambda p: p.name)
+@pytest.mark.parametrize("page", [page for page in GUIDES if examples(page)[0]], ids=lambda p: p.name)
 def test_the_examples_of_a_page_run(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     names = {"__name__": "__main__"}
+    program, expected = examples(page)
     try:
-        exec(compile(examples(page), str(page), "exec"), names)
+        exec(compile(program, str(page), "exec"), names)
     finally:
         for value in names.values():
             if isinstance(value, DataLoader):
                 value.close()
-    expected = "".join(OUTPUT.findall(page.read_text(encoding="utf-8")))
     if expected:
         assert capsys.readouterr().out == expected
 
@@ -181,35 +186,16 @@ def block_with(page, words):
     return block
 
 
-def test_the_rows_of_a_parquet_file_are_shared_by_the_workers(tmp_path, monkeypatch):
-    """The block of docs/how-to/kinds-of-data.md, which needs pyarrow."""
-    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    monkeypatch.chdir(tmp_path)
-    parquet.write_table(pyarrow.table({"x": range(500)}), "table.parquet", row_group_size=50)
-    names = {"__name__": "__main__"}
-    exec(block_with(SITE / "how-to" / "kinds-of-data.md", "read_row_group"), names)
-    with DataLoader(names["RowGroups"]("table.parquet"), batch_size=32, num_workers=2) as loader:
-        assert sorted(x for batch in loader for x in batch["x"].tolist()) == list(range(500))
+PROGRAMS = [found for page in GUIDES for found in NEEDS.findall(page.read_text(encoding="utf-8"))]
 
 
-def test_clips_of_a_video_begin_at_their_second(tmp_path, monkeypatch):
-    """The block of docs/how-to/kinds-of-data.md, which needs PyAV."""
-    av = pytest.importorskip("av")
-    monkeypatch.chdir(tmp_path)
-    with av.open("film.mp4", "w") as file:
-        stream = file.add_stream("mpeg4", rate=24)
-        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
-        for second in range(5):
-            for _ in range(24):
-                picture = np.full((48, 64, 3), 40 * second, np.uint8)
-                file.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
-        file.mux(stream.encode())
-    names = {"__name__": "__main__"}
-    exec(block_with(SITE / "how-to" / "kinds-of-data.md", "import av"), names)
-    with DataLoader(names["Clips"]("film.mp4"), batch_size=2, num_workers=2) as loader:
-        clips = np.concatenate(list(loader))
-    assert clips.shape == (5, 8, 48, 64, 3)
-    assert np.abs(clips.reshape(5, -1).mean(1) - 40 * np.arange(5)).max() < 8
+@pytest.mark.parametrize(("package", "program", "output"), PROGRAMS, ids=[package for package, *_others in PROGRAMS])
+def test_a_program_that_needs_a_package_prints_what_its_page_says(package, program, output, tmp_path):
+    (tmp_path / "program.py").write_text(program, encoding="utf-8")
+    run = subprocess.run([sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    if f"No module named '{package}'" in run.stderr:
+        pytest.skip(f"{package} is not installed")
+    assert (run.stdout, run.returncode) == (output, 0), run.stderr
 
 
 def test_the_example_in_the_readme_runs():
