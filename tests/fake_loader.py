@@ -39,7 +39,7 @@ from nbloader.remedies.results import Remedies
 
 RESTART = Suggestion("Restart worker 1", "loader.restart_workers([1])", restart=(1,))
 PREDICTED = Outlook(
-    "6 workers: 1.9x (1.8 to 2.1); a larger window: nothing",
+    "6 workers: 1.9x (1.8 to 2.1); a larger window: no gain",
     (Suggestion("Use 6 workers", "loader.num_workers = 6", num_workers=6),),
 )
 

@@ -58,16 +58,16 @@ def assert_consistent(v: Verdict, e: Evidence) -> None:
     cores = re.search(r"use only ([\d.,]+) of (\d+) core", text)
     if cores is not None:
         assert float(cores[1].rstrip(".,")) < int(cores[2])
-    busy = re.search(r"busy only (\d+)%", text)
+    busy = re.search(r"busy for only (\d+)%", text)
     assert busy is None or int(busy[1]) <= 70
-    split = re.search(r"per batch, (.*?thread.*?)\.(?: |$)", text)
+    split = re.search(r"on each batch, (.*?CPU.*?)\.(?: |$)", text)
     assert split is None or sum(shares(split[1])) <= 101, text
     assert not re.search(r"(?<!\d[.,])\b1 (?:batches|workers|cores|threads|samples|looks|others)\b(?!/)", text), text
     assert "its device" not in text
     # what helps, and what does not
     remedy = text.partition(v.evidence[:20])[0]
-    denies_workers = bool(re.search(r"[Mm]ore (?:workers|threads)[^.]* not help|A faster loader does not help", text))
-    denies_window = bool(re.search(r"larger prefetch window[^.]* not help|A faster loader does not help", text))
+    denies_workers = bool(re.search(r"[Mm]ore (?:workers|threads)[^.]* not help|A faster loader would not help", text))
+    denies_window = bool(re.search(r"larger prefetch window[^.]* not help|A faster loader would not help", text))
     assert denies_workers == (v.more_workers is False), text
     assert denies_window == (v.larger_window is False), text
     if v.more_workers:

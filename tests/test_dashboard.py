@@ -217,7 +217,7 @@ def test_a_suggestion_is_applied_and_undone(loader: FakeLoader, screen: Screen) 
     dashboard = widget.dashboard_of(loader)
     say(dashboard, kind="ready", view="a")
     summary = screen.next("full")["payloads"]["summary"]
-    assert summary["outlook"] == "6 workers: 1.9x (1.8 to 2.1); a larger window: nothing"
+    assert summary["outlook"] == "6 workers: 1.9x (1.8 to 2.1); a larger window: no gain"
     assert [(s["label"], s["num_workers"]) for s in summary["suggestions"]] == [("Use 6 workers", 6)]
     assert summary["trial"] is None
 
@@ -245,7 +245,7 @@ def test_a_button_replaces_the_statement_that_cannot_be_run(loader: FakeLoader) 
     summary = next(panel for panel in PANELS if panel.name == "summary")().payload(Frame(snapshot))
     assert summary["verdict"].endswith("and the loop waits for it. Restart it.")
     assert [s["label"] for s in summary["suggestions"]] == ["Restart worker 1", "Use 6 workers"]
-    assert "Predicted: 6 workers: 1.9x (1.8 to 2.1); a larger window: nothing" in draw(snapshot)
+    assert "Predicted: 6 workers: 1.9x (1.8 to 2.1); a larger window: no gain" in draw(snapshot)
 
 
 def test_the_slider_for_workers_ends_at_what_their_machines_can_use(loader: FakeLoader) -> None:

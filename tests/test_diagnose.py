@@ -86,22 +86,22 @@ def evidence(base: dict[str, Any], changes: dict[str, Any]) -> Evidence:
 
 
 ALONE: list[tuple[str, str, dict[str, Any], dict[str, Any], str]] = [
-    ("healthy", "consumer", HEALTHY, {}, "it waited for 2% of the epoch's 5.0 s; the loader keeps 3.9 batches ready"),
+    ("healthy", "consumer", HEALTHY, {}, "it waited for 2% of the epoch's 5.0 s. It spends 49.0 ms on each batch."),
     ("healthy, 9%", "consumer", HEALTHY, {"wait_share": 0.09, "producing_wait": 0.09}, "waited for 9%"),
     ("device step", "consumer", HEALTHY, {"usage": usage(consumer_cpu=0.1), "device": "cuda:0"},
-     "10% of it computing on its own thread and the rest waiting, for example for cuda:0."),
+     "10% of it computing on the CPU and the rest waiting, for example for cuda:0."),
     ("step that waits, no device", "consumer", HEALTHY, {"usage": usage(consumer_cpu=0.1)},
-     "10% of it computing on its own thread and the rest waiting. A faster loader does not help."),
-    ("just in time", "consumer", HEALTHY, {"ready": 0.1}, "5.0 s, and the loop spends 49.0 ms per batch"),
-    ("loop in Python", "consumer_python", HEALTHY, {"usage": usage(consumer_cpu=0.9)}, "Do less on the loop's own"),
+     "10% of it computing on the CPU and the rest waiting. The loader keeps 3.9 batches ready. A faster loader"),
+    ("just in time", "consumer", HEALTHY, {"ready": 0.1}, "5.0 s. It spends 49.0 ms on each batch. A faster loader"),
+    ("loop in Python", "consumer_python", HEALTHY, {"usage": usage(consumer_cpu=0.9)}, "Do less on the CPU in your"),
     ("loop in Python, busy machine", "consumer_python", HEALTHY,
      {"usage": usage(consumer_cpu=0.5, consumer_core_wait=0.4)},
-     "51% of it computing on its own thread and 41% waiting for a core"),
-    ("waiting", "workers_wait", BUSY, {}, "Use more workers, even beyond the 8 cores. Workers are the bottleneck"),
-    ("waiting, busy machine", "workers_wait", BUSY, {"usage": usage(core_wait=0.1)}, "waiting (disk"),
-    ("computing, cores free", "workers_compute", COMPUTING, {}, "Use more workers, up to the 8 cores, or make"),
+     "51% of it computing on the CPU and 41% waiting for a core"),
+    ("waiting", "workers_wait", BUSY, {}, "Use more workers, even beyond the number of cores (8). Workers are"),
+    ("waiting, busy machine", "workers_wait", BUSY, {"usage": usage(core_wait=0.1)}, "of its time (disk"),
+    ("computing, cores free", "workers_compute", COMPUTING, {}, "Use more workers, up to the number of cores (8), or"),
     ("computing, no core free", "workers_compute_full", COMPUTING, {"cores": 2},
-     "Fetching is 97% CPU time, and workers and loop use 1.85 of 2 cores. More workers do not help"),
+     "Fetching is 97% CPU time, and the workers and the loop use 1.85 of 2 cores. More workers would not help"),
     ("computing, own use is full", "workers_compute_full", BUSY,
      {"fetch_cpu": 0.45, "cores": 2, "usage": usage(core_wait=0.5, worker_cores=0.9)}, "Make transforms cheaper"),
     ("cores taken", "cores_taken", BUSY,
@@ -112,7 +112,7 @@ ALONE: list[tuple[str, str, dict[str, Any], dict[str, Any], str]] = [
      "2% of it CPU"),
     ("slow worker", "worker", BUSY,
      {"by_worker": {0: MakeTime(50, 30.0, 29.0), 1: MakeTime(9, 300.0, 290.0)}, "reorder_ms": 80.0},
-     "take 300 ms, and those of the other worker take 30.0 ms. On average, a batch then waits 80.0 ms in the reorder"),
+     "take 300 ms, and those of the other worker take 30.0 ms. On average, a batch waits 80.0 ms in the reorder"),
     ("slow samples", "slow_samples", BUSY,
      {"slow_share": 0.85, "slow_every": 50.0, "slow_ms": 100.0, "sample_ms": 1.0, "slow_workers": 2,
       "slow_indices": (50, 100, 150, 200, 350, 400), "usual_indices": tuple(range(7, 400, 3))},
@@ -120,27 +120,27 @@ ALONE: list[tuple[str, str, dict[str, Any], dict[str, Any], str]] = [
     ("slow samples, by chance in one worker", "slow_samples", BUSY,
      {"slow_share": 0.85, "slow_every": 20.0, "slow_workers": 2, "slow_ms": 100.0, "reorder_ms": 50.0,
       "by_worker": {0: MakeTime(9, 30.0, 29.0), 1: MakeTime(7, 100.0, 90.0)}, "slow_indices": (3, 8)},
-     "Slowest: 3, 8."),
+     "The slowest samples are 3, 8."),
     ("samples that waited for a core", "cores_taken", BUSY,
      {"slow_share": 0.6, "slow_every": 20.0, "slow_ms": 30.0, "slow_workers": 2, "fetch_cpu": 0.2, "cores": 2,
       "usage": usage(core_wait=0.7, worker_cores=0.2)}, "other programs use the rest"),
     ("slow samples on a busy machine", "slow_samples", BUSY,
      {"slow_share": 0.85, "slow_every": 50.0, "slow_ms": 100.0, "sample_ms": 1.0, "slow_workers": 2,
-      "slow_indices": (3, 8), "usage": usage(core_wait=0.2)}, "one sample in 50 takes 100 ms"),
+      "slow_indices": (3, 8), "usage": usage(core_wait=0.2)}, "One sample in 50 takes 100 ms"),
     ("one stall", "stall", BUSY,
      {"stall_wait": 0.6, "stalls": 1, "producing_wait": 0.2, "worst": WORST, "utilization": 0.5, "full": 0.0},
-     "The longest, 3.1 s, was for batch 42, slowest sample 683; a batch usually takes 95.0 ms"),
+     "The loop waited 3.1 s for batch 42. Its slowest sample was 683. A batch usually takes 95.0 ms."),
     ("hang, ended by a restart", "stall", BUSY,
      {"stall_wait": 0.7, "stalls": 1, "producing_wait": 0.1, "worst": LOST._replace(lost_sample=640)},
-     "was for batch 42, which was produced again after a worker was lost at sample 640 (attempt 2); a batch usually"),
+     "for batch 42, which was produced again after a worker was lost at sample 640 (attempt 2). A batch usually"),
     ("hang, ended by a restart, at an unknown sample", "stall", BUSY,
      {"stall_wait": 0.7, "stalls": 1, "producing_wait": 0.1, "worst": LOST},
-     "was for batch 42, which was produced again after a worker was lost (attempt 2); a batch usually"),
+     "for batch 42, which was produced again after a worker was lost (attempt 2). A batch usually"),
     ("slow sample, after the end of a worker", "stall", BUSY,
      {"stall_wait": 0.7, "stalls": 1, "producing_wait": 0.1, "worst": LOST._replace(lost_sample=640, slowest=2.9)},
-     "lost at sample 640 (attempt 2), slowest sample 683; a batch usually"),
+     "lost at sample 640 (attempt 2). Its slowest sample was 683. A batch usually"),
     ("window", "window", BUSY, {"workers": 4, "window": 1, "utilization": 0.25, "full": 1.0},
-     "are busy 25% of the time; the window of 1 batch was full at 100% of the deliveries. More workers do not help."),
+     "are busy for 25% of the time. The window of 1 batch was full at 100% of the deliveries. More workers would"),
     ("window of some batches", "window", BUSY, {"workers": 4, "window": 4, "utilization": 0.25, "full": 1.0},
      "Use a larger prefetch_factor. The prefetch window is too small"),
     ("dataset that was reloaded", "unknown", {},
@@ -150,17 +150,17 @@ ALONE: list[tuple[str, str, dict[str, Any], dict[str, Any], str]] = [
      {"fetch_ms": 10.0, "collate_ms": 40.0, "pickled": 2e6, "opening_wait": 0.4, "producing_wait": 0.4},
      "2.00 MB of each"),
     ("transport by pickle", "pickle", BUSY,
-     {"transport_ms": 150.0, "by_pickle": 1.0, "nbytes": 4e7}, "40.0 MB of each batch is pickled"),
-    ("transport", "transport", BUSY, {"transport_ms": 150.0, "nbytes": 4e7}, "150 ms from worker to loop"),
+     {"transport_ms": 150.0, "by_pickle": 1.0, "nbytes": 4e7}, "A worker pickles 40.0 MB of each batch"),
+    ("transport", "transport", BUSY, {"transport_ms": 150.0, "nbytes": 4e7}, "150 ms from the worker to the loop."),
     ("transfer from nodes", "transport", BUSY,
      {"transport_ms": 150.0, "records": SENT, "nbytes": 8e6, "nodes": 2},
-     "8.00 MB takes 150 ms from worker to loop (its node needs 21.0 ms to send it, after earlier ones)"),
+     "and 150 ms from the worker to the loop (after earlier ones, its node sends it in 21.0 ms)."),
     ("computing on another machine, where cores are free", "workers_compute", COMPUTING,
      {"cores": 2, "elsewhere": (MachineLoad(2, 8),), "usage": usage(loop_cores=0.3)},
-     "Use more workers, up to the cores of their machines"),
+     "Use more workers, up to the number of cores of their machines"),
     ("computing here, and cores are free elsewhere", "workers_compute", COMPUTING,
      {"cores": 2, "workers": 4, "elsewhere": (MachineLoad(2, 8),), "usage": usage(worker_cores=0.95)},
-     "Use more workers, up to the cores of their machines"),
+     "Use more workers, up to the number of cores of their machines"),
     ("all cores of other machines are used", "workers_compute_full", BUSY,
      {"fetch_cpu": 0.5, "workers": 8, "elsewhere": (MachineLoad(4, 2), MachineLoad(4, 2)), "usage": usage()},
      "workers use 4.00 of the 4 cores of 2 other machines."),
@@ -168,23 +168,23 @@ ALONE: list[tuple[str, str, dict[str, Any], dict[str, Any], str]] = [
      {"cores": 2, "workers": 4, "elsewhere": (MachineLoad(2, 2),), "usage": usage(worker_cores=0.9)},
      "workers use 1.85 of the 2 cores of 1 other machine, and 1.85 of 2 cores of this one"),
     ("waiting on other machines", "workers_wait", BUSY, {"elsewhere": (MachineLoad(2, 4),)},
-     "Use more workers, even beyond the cores of their machines"),
+     "Use more workers, even beyond the number of cores of their machines"),
     ("cores of this machine are taken, and the workers are elsewhere", "workers_wait", BUSY,
      {"workers": 4, "elsewhere": (MachineLoad(3, 8),), "cores": 2,
-      "usage": usage(core_wait=0.6, worker_cores=0.1, major_faults=9000.0, locked=0.9, looks=40)}, "95% waiting"),
+      "usage": usage(core_wait=0.6, worker_cores=0.1, major_faults=9000.0, locked=0.9, looks=40)}, "waits for 95%"),
     ("huge batches", "huge_batches", BUSY, {"fetch_ms": 5.0, "collate_ms": 60.0, "nbytes": 1.2e8}, "(2.00 GB/s)"),
     ("start-up", "startup", BUSY,
      {"startup_wait": 0.7, "producing_wait": 0.1, "startup": 3.6, "worker_startup": 3.0},
-     "the first batch came after 3.6 s, including 3.0 s to start the workers"),
+     "The first batch came after 3.6 s, including 3.0 s to start the workers."),
     ("start-up, one worker", "startup", BUSY,
      {"startup_wait": 0.7, "producing_wait": 0.1, "startup": 3.6, "worker_startup": 3.0, "workers": 1},
-     "the first batch came after 3.6 s, including 3.0 s to start the worker; later"),
+     "The first batch came after 3.6 s, including 3.0 s to start the worker. Later batches take"),
     ("start-up, a worker after the first batch", "startup", BUSY,
      {"startup_wait": 0.7, "producing_wait": 0.1, "startup": 0.4, "worker_startup": 3.0},
-     "the first batch came after 400 ms, and the slowest worker took 3.0 s to start; later"),
+     "The first batch came after 400 ms, and the slowest worker took 3.0 s to start. Later batches take"),
     ("no workers", "in_process", BUSY, {"place": Place.CONSUMER, "workers": 1}, "Use num_workers=2 or more"),
     ("no workers, one core", "in_process", COMPUTING, {"place": Place.CONSUMER, "workers": 1, "cores": 1},
-     "Make samples cheaper. There is one core"),
+     "There is only one core. More workers would not help."),
     ("no workers, other programs", "in_process", BUSY,
      {"place": Place.CONSUMER, "workers": 1, "fetch_cpu": 0.4, "usage": usage(consumer_core_wait=0.5)},
      "Free the cores that other programs use, or use num_workers=2 or more. Loading is the bottleneck"),
@@ -203,36 +203,36 @@ ALONE: list[tuple[str, str, dict[str, Any], dict[str, Any], str]] = [
      {"place": Place.THREADS, "workers": 4, "fetch_cpu": 0.3, "utilization": 0.5, "usage": usage(loop_cores=0.7)},
      "it waited for 2%"),
     ("threads that wait", "workers_wait", BUSY, {"place": Place.THREADS, "workers": 4, "usage": usage(loop_cores=0.2)},
-     "waiting"),
+     "Fetching waits"),
     ("threads that compute outside the lock", "workers_compute", COMPUTING,
      {"place": Place.THREADS, "usage": usage(loop_cores=1.9)}, "Use more workers"),
-    ("lock", "lock", BUSY, {"workers": 4, "usage": usage(locked=0.74, looks=40)}, "in 74% of 40 samples"),
+    ("lock", "lock", BUSY, {"workers": 4, "usage": usage(locked=0.74, looks=40)}, "in 74% of 40 observations"),
     ("lock held while computing", "lock", BUSY,
-     {"workers": 2, "fetch_cpu": 0.5, "usage": usage(locked=0.45, looks=40)}, "in 45% of 40 samples"),
+     {"workers": 2, "fetch_cpu": 0.5, "usage": usage(locked=0.45, looks=40)}, "in 45% of 40 observations"),
     ("lock held while computing, 4 workers", "lock", BUSY,
-     {"workers": 4, "fetch_cpu": 0.25, "usage": usage(locked=0.7, looks=40)}, "in 70% of 40 samples"),
+     {"workers": 4, "fetch_cpu": 0.25, "usage": usage(locked=0.7, looks=40)}, "in 70% of 40 observations"),
     ("lock for a part of the computing", "workers_compute", BUSY,
      {"workers": 2, "fetch_cpu": 0.9, "usage": usage(locked=0.1, looks=40)}, "90% CPU time"),
-    ("too few looks for a lock", "workers_wait", BUSY, {"workers": 4, "usage": usage(locked=0.74, looks=5)}, "waiting"),
+    ("too few looks for a lock", "workers_wait", BUSY, {"workers": 4, "usage": usage(locked=0.74, looks=5)}, "waits"),
     ("threads", "threads", BUSY,
      {"fetch_cpu": 0.9, "cores": 2, "usage": usage(threads=8, other_threads=0.6, worker_cores=0.95)},
      "up to 8 threads"),
     ("threads that lose their cores", "threads", BUSY,
      {"fetch_cpu": 0.9, "cores": 2,
       "usage": usage(threads=8, other_threads=0.6, worker_cores=0.95, preempted=956.0)},
-     "60% of that outside the thread that loads, which loses its core 956 times a second. More workers do not"),
+     "in threads other than the one that loads, which loses its core 956 times a second. More workers would not"),
     ("threads that keep their cores", "workers_compute_full", BUSY,
      {"fetch_cpu": 0.9, "cores": 2, "usage": usage(threads=8, other_threads=0.6, worker_cores=0.95, preempted=2.0)},
-     "More workers do not"),
+     "More workers would not"),
     ("cores taken, with switches", "cores_taken", BUSY,
      {"fetch_cpu": 0.4, "cores": 2, "usage": usage(core_wait=0.5, worker_cores=0.4, preempted=214.0)},
-     "during 53% of their work, and each loses its own 214 times a second, yet workers and loop use only 0.80"),
+     "of their work, and each loses its core 214 times a second. The workers and the loop use only 0.80"),
     ("sampler", "sampler", BUSY,
-     {"sampler_wait": 0.75, "producing_wait": 0.05, "utilization": 0.1}, "the sampler drew indices (37.5 ms"),
+     {"sampler_wait": 0.75, "producing_wait": 0.05, "utilization": 0.1}, "the sampler was drawing indices (37.5 ms"),
     ("memory", "memory", BUSY, {"usage": usage(major_faults=8000.0)}, "reads 8,000 pages a second back"),
     ("upload", "upload", BUSY, {"placing_wait": 0.7, "producing_wait": 0.1, "device": "cuda:0"},
      "transfer to cuda:0"),
-    ("idle workers, unexplained", "unknown", BUSY, {"utilization": 0.1, "full": 0.0}, "busy only 10% of the time"),
+    ("idle workers, unexplained", "unknown", BUSY, {"utilization": 0.1, "full": 0.0}, "busy for only 10% of the time"),
     ("too few batches", "unknown", BUSY, {"batches": 2},
      "Cannot tell yet what limits the loop: 2 batches are too few"),
     ("nothing known", "unknown", {}, {}, "Cannot tell yet"),
@@ -252,7 +252,7 @@ def test_the_slowest_line_is_named_where_workers_limit_the_loop(cause: str, base
 
 
 KNOWN = SlowLine(0.62, "x = np.load(path)['x']", "cell 4 line 12", "Read the file once per worker")
-ADVICE = "Read the file once per worker (cell 4 line 12): loader.remedies() shows how"
+ADVICE = "Read the file once per worker (cell 4 line 12), as loader.remedies() shows"
 TAKEN = {"fetch_cpu": 0.4, "cores": 2, "usage": usage(core_wait=0.5, worker_cores=0.4)}
 
 
@@ -264,21 +264,21 @@ TAKEN = {"fetch_cpu": 0.4, "cores": 2, "usage": usage(core_wait=0.5, worker_core
         ("workers_compute_full", {"fetch_cpu": 0.97, "cores": 2}, 0.25, f"{ADVICE}. Workers are the bottleneck"),
         ("workers_compute_full",
          {"fetch_cpu": 0.5, "workers": 8, "elsewhere": (MachineLoad(4, 2), MachineLoad(4, 2)), "usage": usage()},
-         0.62, f"{ADVICE}, or use further machines. Workers"),
+         0.62, f"{ADVICE}, or add machines. Workers"),
         ("workers_compute", {"fetch_cpu": 0.97}, 0.62,
-         f"{ADVICE}. Or use more workers, up to the 8 cores. Workers are the bottleneck"),
+         f"{ADVICE}. Or use more workers, up to the number of cores (8). Workers are the bottleneck"),
         ("workers_compute", {"fetch_cpu": 0.97}, 0.49,
-         f"Use more workers, up to the 8 cores. Or {ADVICE[0].lower()}{ADVICE[1:]}. Workers are the bottleneck"),
+         f"Use more workers, up to the number of cores (8). Or {ADVICE[0].lower()}{ADVICE[1:]}. Workers are"),
         ("workers_wait", {"line": KNOWN._replace(shorter_wait=KNOWN.remedy)}, 0.62,
-         f"{ADVICE}. Or use more workers, even beyond the 8 cores. Workers are the bottleneck"),
+         f"{ADVICE}. Or use more workers, even beyond the number of cores (8). Workers are the bottleneck"),
         ("collate", {"fetch_ms": 20.0, "collate_ms": 80.0, "collate_cpu": 0.95}, 0.62,
          f"{ADVICE}. Or make the collate function faster, or use more workers. Collating is the bottleneck"),
         ("in_process", {"place": Place.CONSUMER, "workers": 1, "fetch_cpu": 0.97}, 0.62,
-         f"{ADVICE}. Or use num_workers=2 or more, which produce several batches at the same time. Loading"),
+         f"{ADVICE}. Or use num_workers=2 or more, so that several batches are produced at the same time. Loading"),
         ("in_process", {"place": Place.CONSUMER, "workers": 1, "fetch_cpu": 0.97}, 0.49,
-         "Use num_workers=2 or more, which produce several batches at the same time. Or read the file once per"),
+         "Use num_workers=2 or more, so that several batches are produced at the same time. Or read the file once per"),
         ("in_process", {"place": Place.CONSUMER, "workers": 1, "fetch_cpu": 0.97, "cores": 1}, 0.62,
-         f"{ADVICE}. There is one core, so workers compute no faster. Loading is the bottleneck"),
+         f"{ADVICE}. Loading is the bottleneck"),
         ("cores_taken", TAKEN, 0.62, f"{ADVICE}. Or free the cores that other programs use. Workers are"),
         ("cores_taken", TAKEN, 0.49,
          f"Free the cores that other programs use. Or {ADVICE[0].lower()}{ADVICE[1:]}. Workers are the bottleneck"),
@@ -342,7 +342,7 @@ PAIRS: list[tuple[str, str, str, dict[str, Any], str]] = [
 def test_pairs_of_causes(first: str, second: str, changes: dict[str, Any], words: str):
     found = verdict(evidence(BUSY, changes))
     assert (found.cause, found.also) == (first, second)
-    assert words in found.sentence.partition(" A second cause takes ")[2]
+    assert words in found.sentence.partition(" A second cause accounts for ")[2]
 
 
 @pytest.mark.unit
@@ -366,10 +366,13 @@ def test_the_sample_to_look_at_is_the_one_for_which_the_loop_waited(worst: SlowB
 def test_a_loader_that_keeps_up_but_for_its_start_is_healthy():
     e = evidence(HEALTHY, {"wait_share": 0.25, "startup_wait": 0.22, "startup": 0.9})
     assert [(f.cause.name, f.share) for f in find_causes(e)] == [("consumer", 0.75), ("startup", 0.22)]
-    assert "A second cause takes 88% of the wait: start-up, 900 ms until the first batch." in verdict(e).sentence
+    assert (
+        "A second cause accounts for 88% of the wait: start-up, with 900 ms until the first batch."
+        in verdict(e).sentence
+    )
     assert verdict(evidence(HEALTHY, {"wait_share": 0.5, "startup_wait": 0.48})).cause == "startup"
     soon = evidence(HEALTHY, {"wait_share": 0.16, "first_wait": 0.14, "startup_wait": 0.02, "startup": 0.7})
-    why = "A second cause takes 88% of the wait: start-up, 700 ms until the first batch."
+    why = "A second cause accounts for 88% of the wait: start-up, with 700 ms until the first batch."
     assert why in verdict(soon).sentence
 
 
@@ -425,7 +428,7 @@ def test_any_evidence_has_a_verdict(e: Evidence):
 def test_a_verdict_names_a_remedy_only_of_a_line_that_is_recognized(e: Evidence, share: float, place: str, known: str):
     plain = verdict(e)
     found = verdict(dataclasses.replace(e, line=SlowLine(share, "x" * 99, place, known)))
-    computes = found.cause in ("workers_compute", "workers_compute_full", "cores_taken")
+    computes = found.cause in ("workers_compute", "workers_compute_full", "cores_taken", "unknown")
     assert (found.cause, found.also, found.more_workers) == (plain.cause, plain.also, plain.more_workers)
     count = found.sentence.lower().count("read the file once per worker")
     if found.cause in ("collate", "in_process"):  # there, only if what they do is computing, and most of it is the line
@@ -603,7 +606,7 @@ def test_batches_that_a_worker_fetches_at_the_same_time_share_its_time():
     e = measure(quick, span(quick))
     assert e.fetch_ms + e.collate_ms == pytest.approx(80, rel=0.05)
     assert e.fetch_cpu == pytest.approx(8 / e.fetch_ms)
-    assert verdict(e).sentence.startswith("Use a larger concurrency, or more workers.")
+    assert verdict(e).sentence.startswith("Use a higher concurrency, or more workers.")
 
 
 @pytest.mark.unit

@@ -19,7 +19,7 @@ def test_after_an_epoch_that_was_left_at_once_the_verdict_and_predictions_are_th
         del epoch
         s = loader.stats()
         assert s.verdict.startswith("Epoch 1 was abandoned after 1 of 60 batches in ")
-        assert "These are too few batches to tell why. Epoch 0: " in s.verdict
+        assert "these are too few batches to tell why. Epoch 0: " in s.verdict
         assert "the loop waited" in s.verdict.partition("Epoch 0: ")[2]
         assert s.cause in BY_NAME, "that of epoch 0: on a busy machine the cores may be it"
         found = loader.what_if(num_workers=2)

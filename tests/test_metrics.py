@@ -304,7 +304,7 @@ def test_skipped_samples_of_the_epoch_are_named_in_its_verdict():
     for sample in (3, 8):
         stats.update(SampleFailed(now, 0, 2, 0, sample, f"OSError: {sample}.png", "", "skipped"))
     stats.update(SampleFailed(now, 0, 2, 0, None, "OSError", "", "retried"))
-    named = "2 samples were skipped: the last one, sample 8 of batch 2, OSError: 8.png."
+    named = "2 samples were skipped. The last one was sample 8 of batch 2: OSError: 8.png."
     assert stats.snapshot(gauges(now, *pair(), epoch=0)).verdict.endswith(named)
     stats.update(EpochEnded(now, 0, 10, "exhausted"))
     assert stats.snapshot(gauges(now, state="idle")).verdict.endswith(named)
@@ -323,7 +323,7 @@ def test_before_the_second_batch_the_time_left_is_estimated_from_the_samples_tha
     assert s.first_batch_in == pytest.approx(32 - 5), "5 s for two and a half of 16 samples"
     assert (s.eta, s.eta_rough) == (pytest.approx(27 + 99 * 32 / 2), True)
     assert "about 26 min 51 s left" in str(s)
-    assert "no batch yet. At this pace it comes in 27.0 s." in s.verdict
+    assert "no batch yet. At this pace, it comes in 27.0 s." in s.verdict
     ready = tuple(ProducedBatch(0, n, 1, START, START, START + 2 * S, START, 0) for n in range(1, 10))
     s = stats.snapshot(gauges(START + 6 * S, *pair(), fetching=fetching, made=ready, **waits))
     assert s.eta == pytest.approx(27 + 90 * 2 / 2), "others are there, and took 2 s each"
@@ -358,7 +358,7 @@ def test_paused_time_is_left_out_of_rates_and_shares():
     paused = stats.snapshot(gauges(now + 60 * S, state="paused", waiting_since=now, waiting_for=20, ready=2))
     assert paused.wait_share == pytest.approx(before.wait_share)
     assert paused.batches_per_second == pytest.approx(before.batches_per_second)
-    assert paused.verdict == "Paused for 60 s with 2 batches ready; call resume() to continue."
+    assert paused.verdict == "Paused for 60 s with 2 batches ready. Call resume() to continue."
     assert paused.eta is None
     stats.update(LoaderResumed(now + 60 * S))
     stats.update(record(now, wait=60 * S + 10 * MS, step=30 * MS, index=20))
@@ -454,7 +454,7 @@ def test_an_abandoned_epoch_does_not_advance():
     assert (first.batches_done, first.eta) == (21, None)
     assert first.elapsed == pytest.approx(0.2)
     assert first.verdict.startswith(
-        "Epoch 0 was abandoned after 21 of 100 batches in 200 ms. Make the loop's step faster. Your loop is the "
+        "Epoch 0 was abandoned after 21 of 100 batches in 200 ms. Make the steps of your loop faster. Your loop is the "
         "bottleneck: it waited for 0%"
     )
 
@@ -607,13 +607,13 @@ def test_verdict_while_starting_up():
     stats.update(EpochStarted(START, 0, 10, 2))
     workers = gauge(0), gauge(1, state="starting")
     cause, text = verdict(stats, gauges(START + 1200 * MS, *workers, state="starting", waiting_since=START))
-    assert (cause, text) == ("starting", "Starting up for 1.2 s: 1 of 2 workers ready.")
+    assert (cause, text) == ("starting", "Starting up for 1.2 s: 1 of 2 workers is ready.")
     busy = gauge(0, state="fetching", batch=0, sample=17), gauge(1, state="fetching", batch=1, since=START + S)
     cause, text = verdict(stats, gauges(START + 12 * S, *busy, waiting_since=START, waiting_for=0))
     assert text == "Starting up for 12 s: no batch yet. Worker 0 has been processing batch 0, sample 17, for 12 s."
     stats.update(record(START, wait=13 * S))
     cause, text = verdict(stats, gauges(START + 14 * S, *pair(), waiting_since=START + 13 * S + 10 * MS))
-    assert (cause, text) == ("starting", "The first batch came after 13.0 s; one is too few for a verdict.")
+    assert (cause, text) == ("starting", "The first batch came after 13.0 s. One batch is too few for a verdict.")
 
 
 def test_verdict_when_the_consumer_is_the_limit():
@@ -622,8 +622,8 @@ def test_verdict_when_the_consumer_is_the_limit():
     assert verdict(stats, gauges(now, *pair())) == (
         "consumer",
         (
-            "Make the loop's step faster. Your loop is the bottleneck: it waited for 2% of the last 1.0 s; the loader "
-            "keeps 4 batches ready, and the loop spends 20.0 ms per batch. A faster loader does not help."
+            "Make the steps of your loop faster. Your loop is the bottleneck: it waited for 2% of the last 1.0 s. It "
+            "spends 20.0 ms on each batch. The loader keeps 4 batches ready. A faster loader would not help."
         ),
     )
 
@@ -636,23 +636,23 @@ def used(**changes: Any) -> Usage:
 @pytest.mark.parametrize(
     ("cpu", "cores", "usage", "cause", "advice"),
     [
-        (0.97, 8, None, "workers_compute", "Use more workers, up to the 8 cores, or make transforms cheaper. "),
+        (0.97, 8, None, "workers_compute", "Use more workers, up to the number of cores (8), or make transforms"),
         (
             0.97,
             2,
             None,
             "workers_compute_full",
-            "workers and loop use 1.80 of 2 cores. More workers do not help.",
+            "the workers and the loop use 1.80 of 2 cores. More workers would not help.",
         ),
         (
             0.45,
             2,
             used(worker_cores=0.98, core_wait=0.45),
             "workers_compute_full",
-            "workers and loop use 1.96 of 2 cores. More workers",
+            "the workers and the loop use 1.96 of 2 cores. More workers",
         ),
-        (0.08, 2, None, "workers_wait", "Use more workers, even beyond the 2 cores. Workers"),
-        (0.55, 8, None, "workers_compute", "takes 40% of the wait: fetching waits (disk, network, sleep) for 45%"),
+        (0.08, 2, None, "workers_wait", "Use more workers, even beyond the number of cores (2). Workers"),
+        (0.55, 8, None, "workers_compute", "accounts for 40% of the wait: fetching waits for 45% of"),
     ],
 )
 def test_verdict_when_the_workers_are_the_limit(cpu: float, cores: int, usage: Usage | None, cause: str, advice: str):
@@ -661,7 +661,7 @@ def test_verdict_when_the_workers_are_the_limit(cpu: float, cores: int, usage: U
     s = stats.snapshot(gauges(now, *pair()), usage)
     assert s.cause == cause
     head = (
-        "Workers are the bottleneck: the loop waited for 63% of the last 2.6 s; 2 workers produce 18.5 batches/s, "
+        "Workers are the bottleneck: the loop waited for 63% of the last 2.6 s. The 2 workers produce 18.5 batches/s, "
         "but the loop could consume 50.0."
     )
     assert s.verdict.partition(". ")[2].startswith(head)
@@ -673,7 +673,7 @@ def test_verdict_when_other_code_uses_the_cores():
     now = loop(stats, 50, wait=34 * MS, step=20 * MS, make=100 * MS, fetch_cpu=18 * MS)
     s = stats.snapshot(gauges(now, *pair()), used(core_wait=0.5, worker_cores=0.2, loop_cores=0.1))
     assert s.cause == "cores_taken"
-    assert "wait for a core during 54% of their work, yet workers and loop use only 0.50 of 2 cores" in s.verdict
+    assert "wait for a core during 54% of their work. The workers and the loop use only 0.50 of 2 cores" in s.verdict
     assert stats.snapshot(gauges(now, *pair()), used(core_wait=0.02, worker_cores=0.2)).cause == "workers_wait"
 
 
@@ -681,7 +681,7 @@ def test_verdict_for_a_single_worker():
     stats = new_stats(cores=4)
     now = loop(stats, 50, workers=1, wait=30 * MS)
     assert "The worker is the bottleneck" in stats.snapshot(gauges(now, gauge())).verdict
-    assert "1 worker produces 25.0 batches/s" in stats.snapshot(gauges(now, gauge())).verdict
+    assert "The worker produces 25.0 batches/s" in stats.snapshot(gauges(now, gauge())).verdict
 
 
 def test_verdict_for_a_stuck_worker():
@@ -693,8 +693,8 @@ def test_verdict_for_a_stuck_worker():
     assert (s.cause, s.verdict) == (
         "worker",
         (
-            "Worker 1 seems stuck: it has been processing batch 50, sample 938, for 34 s; a batch usually takes "
-            "50.0 ms, and the loop is waiting for it. Restart it: loader.restart_workers([1])."
+            "Worker 1 seems stuck: it has been processing batch 50, sample 938, for 34 s, and the loop is waiting for "
+            "this batch. A batch usually takes 50.0 ms. Restart the worker: loader.restart_workers([1])."
         ),
     )
     both = (gauge(0, state="fetching", batch=51, since=now + S), hung)
@@ -721,7 +721,7 @@ def test_verdict_for_a_worker_that_delays_the_loop():
         stats, gauges(now + 1400 * MS, gauge(0), busy, waiting_since=now, waiting_for=50, reordering=1)
     )
     assert cause == "worker"
-    assert text.startswith("Worker 1 delays the loop: it has been processing batch 50, sample 938, for 1.4 s; a batch ")
+    assert text.startswith("Worker 1 delays the loop: it has been processing batch 50, sample 938, for 1.4 s, and ")
     assert "and 1 later batch is waiting behind it" in text
 
 
@@ -737,7 +737,7 @@ def test_verdict_for_a_slow_worker():
     cause, text = verdict(stats, gauges(now, *pair()))
     assert cause == "worker"
     assert text.startswith("If worker 1 stays slow, restart it: loader.restart_workers([1]). Worker 1 is slow: its ")
-    assert "take 400 ms, and those of the other worker take 40.0 ms. On average, a batch then waits 90.0 ms" in text
+    assert "take 400 ms, and those of the other worker take 40.0 ms. On average, a batch waits 90.0 ms" in text
     replaced = gauge(0), gauge(1, pid=4242)
     assert stats.snapshot(gauges(now, *replaced)).cause != "worker", "the slow process was replaced"
 
@@ -759,7 +759,7 @@ def test_verdict_when_transport_is_the_limit():
         now = batch.returned
     cause, text = verdict(stats, gauges(now, *pair()))
     assert cause == "pickle"
-    assert "38.0 MB of each batch is pickled by a worker (1.00 ms to collate and pickle, 40.5 ms to transport)" in text
+    assert "A worker pickles 38.0 MB of each batch (1.00 ms to collate and pickle, 40.5 ms to transport)" in text
 
 
 def test_right_after_a_resize_the_new_workers_do_not_count_as_idle_before():
@@ -802,12 +802,12 @@ def test_verdict_without_workers():
     now = loop(stats, 50, workers=0, wait=20 * MS, step=10 * MS)
     cause, text = verdict(stats, gauges(now))
     assert cause == "in_process"
-    assert "Producing one takes 20.0 ms (100% of fetching is CPU time), and a step takes 10.0 ms." in text
+    assert "A batch takes 20.0 ms (100% of fetching is CPU time), and a step takes 10.0 ms." in text
     stats = new_stats()
     now = loop(stats, 50, workers=0, wait=MS // 10)
     assert stats.snapshot(gauges(now)).verdict == (
-        "Make the loop's step faster. Your loop is the bottleneck: it waited for 1% of the last 495 ms, and the loop "
-        "spends 10.0 ms per batch. A faster loader does not help."
+        "Make the steps of your loop faster. Your loop is the bottleneck: it waited for 1% of the last 495 ms. It "
+        "spends 10.0 ms on each batch. A faster loader would not help."
     )
 
 
@@ -819,7 +819,7 @@ def test_verdict_on_a_stall_names_the_sample_at_which_the_worker_was_lost():
     s = stats.snapshot(gauges(again.returned, *pair()))
     for found in (s.now_verdict, s.epoch_verdict):
         assert found.sentence.startswith("Look at sample 640, or limit waits with timeout=")
-        assert "batch 50, which was produced again after a worker was lost at sample 640 (attempt 2);" in found.sentence
+        assert "batch 50, which was produced again after a worker was lost at sample 640 (attempt 2)." in found.sentence
         assert "642" not in found.sentence
 
 
@@ -830,8 +830,8 @@ def test_verdict_after_the_epoch_and_after_close():
     ended = stats.snapshot(gauges(now + S, *pair(), state="idle"))
     assert ended.cause == "workers_compute"
     assert ended.verdict.startswith(
-        "Epoch 0 ended after 100 batches in 4.0 s. Use more workers, up to the 8 cores, or make transforms cheaper. "
-        "Workers are the bottleneck: the loop waited for 75% of the epoch's"
+        "Epoch 0 ended after 100 batches in 4.0 s. Use more workers, up to the number of cores (8), or make transforms "
+        "cheaper. Workers are the bottleneck: the loop waited for 75% of the epoch's"
     )
     stats.update(LoaderClosed(now + S))
     closed = stats.snapshot(gauges(now + 60 * S, state="closed"))
@@ -854,7 +854,7 @@ def test_now_and_the_epoch_are_judged_apart():
     ):
         assert s.now_verdict.cause == "consumer"
         assert s.now_verdict.sentence.startswith(
-            "Make the loop's step faster. Your loop is the bottleneck: it waited for 0% of"
+            "Make the steps of your loop faster. Your loop is the bottleneck: it waited for 0% of"
         )
         assert s.epoch_verdict.cause == "workers_compute"
         assert "the loop waited for 55% of the epoch's 22.0 s" in s.epoch_verdict.sentence
@@ -870,7 +870,7 @@ def test_verdict_after_a_tiny_epoch_names_no_cause():
         "idle",
         (
             "Epoch 0 ended with an error after 2 of 100 batches in 20.0 ms (sample 7 of batch 2: ValueError: bad "
-            "sample); the loop waited 0% of the time. These are too few batches to tell why."
+            "sample). The loop waited for 0% of the time, but these are too few batches to tell why."
         ),
     )
 
@@ -889,8 +889,8 @@ def test_the_verdict_about_the_epoch_before_stays_while_the_newest_has_too_few_b
     stats.update(EpochEnded(now, 1, 2, "abandoned"))
     s = stats.snapshot(gauges(now, state="idle", epoch=1))
     assert s.cause == before.cause
-    assert s.verdict.startswith("Epoch 1 was abandoned after 2 of 100 batches in 20.0 ms; ")
-    assert s.verdict.endswith(f"These are too few batches to tell why. Epoch 0: {before.sentence}")
+    assert s.verdict.startswith("Epoch 1 was abandoned after 2 of 100 batches in 20.0 ms. ")
+    assert s.verdict.endswith(f"these are too few batches to tell why. Epoch 0: {before.sentence}")
     now = loop(stats, 50, begin=now, epoch=2, wait=0, step=20 * MS)
     stats.update(EpochEnded(now, 2, 50, "exhausted"))
     assert "Epoch 0" not in stats.snapshot(gauges(now, state="idle", epoch=2)).verdict, "it has one of its own"
@@ -921,7 +921,7 @@ def test_text_is_complete_aligned_and_fits_a_terminal():
     lines = text.splitlines()
     assert lines[0].startswith("Look at batch 50, or limit waits with timeout= and on_timeout='restart'. One")
     assert "One batch stalled the loop: the loop waited for 85% of the last 5.0 s, 70% of that" in " ".join(lines)
-    assert "The longest, which goes on, is for batch 50; a batch usually takes 100 ms." in " ".join(lines)
+    assert "The loop is still waiting for batch 50. A batch usually takes 100 ms." in " ".join(lines)
     assert max(map(len, lines)) <= 90
     assert "Epoch   0, running  [############............]  50 of 100 batches (50%)" in lines
     assert "Queues  in flight 2   reorder 0   ready 0   window 4" in lines
@@ -1121,7 +1121,7 @@ def test_the_batch_that_the_loop_is_processing_counts_as_delivered():
     s = stats.snapshot(gauges(START + 3 * S, *pair(), epoch=0, delivered=1, at=0, at_since=START + S))
     assert s.batches_done == 1
     assert s.at_for == pytest.approx(2)
-    assert s.verdict == "The first batch came after 1.0 s; the loop has worked on it for 2 s."
+    assert s.verdict == "The first batch came after 1.0 s. The loop has been working on it for 2 s."
 
 
 def test_many_pauses_do_not_count_as_waiting():
@@ -1238,7 +1238,7 @@ def test_the_start_of_workers_counts_for_the_epoch_that_waited_for_it():
     stats.update(EpochEnded(now, 0, 20, "exhausted"))
     s = stats.snapshot(gauges(now, state="idle"))
     assert s.cause == "startup"
-    assert "the first batch came after 3.1 s, including 3.0 s to start the workers" in s.verdict
+    assert "The first batch came after 3.1 s, including 3.0 s to start the workers" in s.verdict
     now = loop(stats, 20, begin=now + S, epoch=1, cycle=lambda index: {"wait": 3100 * MS} if not index else {})
     s = stats.snapshot(gauges(now))
     assert s.epoch_verdict.cause == "startup"
@@ -1251,7 +1251,7 @@ def test_the_last_seconds_of_a_loader_that_keeps_up_may_contain_the_first_batche
     s = stats.snapshot(gauges(now, *map(gauge, range(4))))
     assert s.wait_share == pytest.approx(0.3 / 1.86, abs=0.01)
     assert (s.now_verdict.cause, s.now_verdict.also) == ("consumer", "startup")
-    assert "start-up, 100 ms until the first batch" in s.verdict
+    assert "start-up, with 100 ms until the first batch" in s.verdict
     stats.update(EpochEnded(now, 0, 40, "exhausted"))
     assert stats.snapshot(gauges(now, *map(gauge, range(4)))).now_verdict.cause == "consumer"
 

@@ -39,19 +39,19 @@ def predicts(gains):
         (
             Present(2, 2, 16),
             {4: 1.9, 8: 2.9, "prefetch_factor": 1.0},
-            "8 workers: 2.9x (2.6 to 3.2); a larger window: nothing",
+            "8 workers: 2.9x (2.6 to 3.2); a larger window: no gain",
             ["Use 8 workers"],
         ),
         (Present(2, 2, 16), {4: 1.9, 8: 2.0}, "4 workers: 1.9x (1.7 to 2.1)", ["Use 4 workers"]),
         (
             Present(2, 2, 16),
             {4: 1.02, 8: 1.02, "prefetch_factor": 1.2},
-            "a larger window: 1.20x (1.08 to 1.32); 4 workers: nothing",
+            "a larger window: 1.20x (1.08 to 1.32); 4 workers: no gain",
             ["Use prefetch_factor=4"],
         ),
         (Present(2, 2, 16), {4: 0.8}, "4 workers: slower", []),
         (Present(0, 1, 8), {2: 3.0}, "2 workers: 3.0x (2.7 to 3.3)", ["Use 2 workers"]),
-        (Present(3, 2, 3), {6: 2.0, "prefetch_factor": 1.0}, "a larger window: nothing", []),
+        (Present(3, 2, 3), {6: 2.0, "prefetch_factor": 1.0}, "a larger window: no gain", []),
         (Present(6, 20, 8), {}, "", []),
     ],
 )
@@ -94,8 +94,8 @@ def test_predictions_that_the_sentence_contradicts_are_left_out(shown, text, lab
 def test_a_prediction_of_no_gain_agrees_with_a_sentence_that_says_so():
     predict, _asked = predicts({4: 1.9, 8: 2.9, "prefetch_factor": 1.0})
     found = changes("workers_wait", Present(2, 2, 16), predict)
-    assert outlook(found, Verdict(larger_window=False)).text == "8 workers: 2.9x (2.6 to 3.2); a larger window: nothing"
-    assert outlook(found, Verdict(more_workers=False)).text == "a larger window: nothing"
+    assert outlook(found, Verdict(larger_window=False)).text == "8 workers: 2.9x (2.6 to 3.2); a larger window: no gain"
+    assert outlook(found, Verdict(more_workers=False)).text == "a larger window: no gain"
 
 
 @pytest.mark.unit
@@ -131,7 +131,7 @@ def test_predictions_stand_beside_the_verdict_in_every_form(judged):
         for _batch in loader.progress(file=said):
             pass
         found = loader.stats()
-        assert found.outlook.text == "8 workers: 4.0x (4.0 to 4.0); a larger window: nothing"
+        assert found.outlook.text == "8 workers: 4.0x (4.0 to 4.0); a larger window: no gain"
         for text in (str(found), said.getvalue(), found._repr_html_(), loader.report().html()):
             words = " ".join(text.split())
             assert f"Predicted: {found.outlook.text}. To try it: loader.num_workers = 8." in words, words
@@ -157,7 +157,7 @@ def test_workers_whose_number_matters_are_not_suggested():
     with DataLoader(Numbers(), 4, num_workers=1, workers="thread", prefetch_factor=2) as loader:
         for _batch in loader:
             pass
-        assert loader.stats().outlook == Outlook("a larger window: nothing")
+        assert loader.stats().outlook == Outlook("a larger window: no gain")
 
 
 @pytest.mark.unit

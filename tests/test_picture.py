@@ -174,7 +174,7 @@ def test_a_hang_in_the_first_batch_is_compared_with_the_batches_behind_it():
     )
     assert (early.eta, early.stalled, early.restart) == (None, None, ())
     assert "Worker 0 seems stuck: it has been processing batch 0" in late.verdict
-    assert "a batch usually takes 20.0 ms" in late.verdict
+    assert "A batch usually takes 20.0 ms" in late.verdict
     assert late.restart == (0,)
     assert (late.stalled, late.eta, late.first_batch_in) == (11, None, None)
     assert hang(first=True, lasts=60, late=0.03, others=0).restart == (), "nothing to compare it with"

@@ -504,7 +504,7 @@ def test_one_setting_is_used_at_once_measured_and_undone():
         for _ in range(60):
             next(batches)
         tuning = loader.tune(20, num_workers=3)
-        assert "num_workers=3 now: measuring" in loader.stats().tuning.text
+        assert "num_workers=3 applies now, and is being measured" in loader.stats().tuning.text
         assert loader.stats().tuning.changed
         while not tuning.finished:
             next(batches)
@@ -524,7 +524,7 @@ def test_workers_are_tried_from_the_next_epoch_on_where_there_are_none():
         for _ in range(40):
             next(batches)
         tuning = loader.tune(20, num_workers=2)
-        assert tuning.gauge.text == "num_workers=2 from the next epoch on: measuring."
+        assert tuning.gauge.text == "num_workers=2 applies from the next epoch on, and is being measured."
         for _ in range(4):
             for _batch in loader:
                 pass

@@ -246,8 +246,8 @@ def test_no_prediction_where_the_model_does_not_fit():
     assert slower.batches_per_second is None
     assert "differs from what was measured by 5" in str(slower)
     locked = predict(recorded(jobs, now), Evidence(), now, settings(4), "lock", "num_workers=4")
-    instead = "measure it with loader.tune(num_workers=4)"
-    assert str(locked) == f"num_workers=4: cannot tell, a lock serializes the workers: {instead}"
+    instead = "(loader.tune(num_workers=4) measures it)"
+    assert str(locked) == f"num_workers=4: cannot tell, because a lock makes the workers take turns {instead}"
     few = predict(recorded(jobs, now)[:9], Evidence(), now, settings(4), "workers_wait", "num_workers=4")
     assert "20 consecutive batches are needed, but there are 9 so far" in str(few)
 
@@ -345,7 +345,9 @@ def test_larger_batches_save_steps_only_if_a_step_does_not_grow():
     assert found.batches_per_second == pytest.approx(2 * found.measured, rel=0.05)
     assert "as many samples/s" in str(found)
     few = change(SLOW, CostChange(batch_size=64), settings(2))
-    assert few.reason.startswith("the 1200 samples of the last batches make fewer than 20 of this size: measure it")
+    assert few.reason.startswith(
+        "the 1200 samples of the last batches make fewer than 20 batches of this size (measure it"
+    )
 
 
 HALF = LineTime(0.4, 0.1, 400)

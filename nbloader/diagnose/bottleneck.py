@@ -76,12 +76,11 @@ def _left_out(status: LoaderStatus) -> str:
     if not status.left_out:
         return ""
     last, count = status.left_out[-1], status.left_out_count
-    were = "was" if count == 1 else "were"
-    which = "sample" if count == 1 else "the last one, sample"
-    return (
-        f"{plural(count, 'sample')} {were} {last.done}: {which} {clean(last.sample, 40)} of batch {last.index}, "
-        f"{clean(last.error, 80)}."
-    )
+    sample = f"sample {clean(last.sample, 40)} of batch {last.index}"
+    error = clean(last.error, 80)
+    if count == 1:
+        return f"One sample was {last.done}, {sample}: {error}."
+    return f"{count:,} samples were {last.done}. The last one was {sample}: {error}."
 
 
 def _headline(s: Snapshot, status: LoaderStatus, recent: Verdict, whole: Verdict, epoch: Evidence) -> Verdict:
@@ -89,7 +88,7 @@ def _headline(s: Snapshot, status: LoaderStatus, recent: Verdict, whole: Verdict
         return _after_epoch(s, status, whole, epoch)
     if s.state == "paused":
         since = "" if status.paused_for is None else f" for {age(status.paused_for)}"
-        return Verdict("paused", f"Paused{since} with {plural(s.ready, 'batch')} ready; call resume() to continue.")
+        return Verdict("paused", f"Paused{since} with {plural(s.ready, 'batch')} ready. Call resume() to continue.")
     return _stuck(s, status) or _starting(s, status, epoch) or recent
 
 
@@ -106,9 +105,9 @@ def _after_epoch(s: Snapshot, status: LoaderStatus, whole: Verdict, epoch: Evide
     if s.state == "closed" and status.ended != "closed":
         head += ", and the loader is closed"
     if whole.cause == UNKNOWN.name and s.batches_done <= MIN_BATCHES:
-        head += f"; the loop waited {percent(s.wait_share_epoch)} of the time"
+        waited = f"The loop waited for {percent(s.wait_share_epoch)} of the time"
         line = _line(epoch) if s.wait_share_epoch >= SMALL_WAIT else ""
-        whole = Verdict("idle", f"These are too few batches to tell why.{line}")
+        whole = Verdict("idle", f"{waited}, but these are too few batches to tell why.{line}")
     return whole._replace(sentence=f"{head}. {whole.sentence}", failure=f"{head}." if failed else "")
 
 
@@ -140,26 +139,27 @@ def _starting(s: Snapshot, e: LoaderStatus, epoch: Evidence) -> Verdict | None:
         if s.workers and ready < len(s.workers):
             return Verdict(
                 "starting",
-                f"Starting up for {age_in(s, s.elapsed)}: {ready} of {plural(len(s.workers), 'worker')} ready.",
+                f"Starting up for {age_in(s, s.elapsed)}: {ready} of {plural(len(s.workers), 'worker')} "
+                f"{'is' if ready == 1 else 'are'} ready.",
             )
         busy = (w for w in s.workers if w.batch is not None and not w.left and (w.batch_age or 0.0) <= s.elapsed)
         at = max(busy, key=lambda w: w.batch_age or 0.0, default=None)
         where = "" if at is None else f" Worker {at.worker} has been processing {_current_batch(at)}."
-        expected = "" if s.first_batch_in is None else f" At this pace it comes in {duration(s.first_batch_in)}."
+        expected = "" if s.first_batch_in is None else f" At this pace, it comes in {duration(s.first_batch_in)}."
         return Verdict("starting", f"Starting up for {age_in(s, s.elapsed)}: no batch yet.{where}{expected}{line}")
     if not e.recent and s.at is not None and s.at_for is not None:
         return Verdict(
             "starting",
-            f"The first batch came after {duration(e.first_batch)}; the loop has worked on "
+            f"The first batch came after {duration(e.first_batch)}. The loop has been working on "
             f"{'it' if s.batches_done <= 1 else f'batch {s.at}'} for {age(s.at_for)}.",
         )
     if e.recent < MIN_BATCHES and s.wait_share >= SMALL_WAIT:
         done = plural(s.batches_done, "batch")
         return Verdict(
             "starting",
-            f"The first batch came after {duration(e.first_batch)}; {done} are too few for a verdict.{line}"
+            f"The first batch came after {duration(e.first_batch)}. {done} are too few for a verdict.{line}"
             if s.batches_done != 1
-            else f"The first batch came after {duration(e.first_batch)}; one is too few for a verdict.{line}",
+            else f"The first batch came after {duration(e.first_batch)}. One batch is too few for a verdict.{line}",
         )
     return None
 
@@ -173,19 +173,20 @@ def _stuck(s: Snapshot, status: LoaderStatus) -> Verdict | None:
     """Describe a worker that is stuck, or that delays later batches which are finished; None if there is none."""
     if status.usual_make is None:
         return None  # nothing is known that a batch could be compared with
-    usually = f"a batch usually takes {duration(status.usual_make)}"
+    usually = f"A batch usually takes {duration(status.usual_make)}"
     stuck = sorted((w for w in s.workers if w.stuck), key=lambda w: (w.batch != s.waiting_for, -(w.batch_age or 0.0)))
     if stuck:
         w = stuck[0]
         more = f" (and {plural(len(stuck) - 1, 'other')} too)" if len(stuck) > 1 else ""
-        waits = ", and the loop is waiting for it" if s.waiting_for is not None and s.waiting_for == w.batch else ""
+        awaited = s.waiting_for is not None and s.waiting_for == w.batch
+        waits = ", and the loop is waiting for this batch" if awaited else ""
         workers = tuple(sorted(x.worker for x in stuck)[:8])
         ids = ", ".join(map(str, workers))
         return Verdict(
             "worker",
-            f"Worker {w.worker} seems stuck{more}: it has been processing {_current_batch(w)}; "
-            f"{usually}{waits}. "
-            f"Restart {'it' if len(stuck) == 1 else 'them'}: loader.restart_workers([{ids}]).",
+            f"Worker {w.worker} seems stuck{more}: it has been processing {_current_batch(w)}{waits}. "
+            f"{usually}. "
+            f"Restart the {'worker' if len(stuck) == 1 else 'workers'}: loader.restart_workers([{ids}]).",
             restart=workers,
         )
     limit = max(STRAGGLER_SECONDS, STRAGGLER_TIMES * status.usual_make)
@@ -195,10 +196,10 @@ def _stuck(s: Snapshot, status: LoaderStatus) -> Verdict | None:
         if w.batch is not None and w.batch == s.waiting_for and (w.batch_age or 0.0) > limit:
             return Verdict(
                 "worker",
-                f"Worker {w.worker} delays the loop: it has been processing {_current_batch(w)}; {usually}, "
+                f"Worker {w.worker} delays the loop: it has been processing {_current_batch(w)}, "
                 f"and {plural(s.reordering, 'later batch')} "
-                f"{'is' if s.reordering == 1 else 'are'} waiting behind it. If this persists, "
-                f"restart it: loader.restart_workers([{w.worker}]).",
+                f"{'is' if s.reordering == 1 else 'are'} waiting behind it. {usually}. If this persists, "
+                f"restart the worker: loader.restart_workers([{w.worker}]).",
                 restart=(w.worker,),
             )
     return None

@@ -134,7 +134,7 @@ def _change(what: str, suggestion: Suggestion, prediction: Prediction) -> Change
         exact = prediction.gain() if prediction.at_least else f"{factor(speedup, form)} ({interval})"
         gain = exact if prediction.low > 1.0 else f"unclear ({interval}x)"
     else:
-        gain = "nothing" if speedup > 1 / WORTH else "slower"
+        gain = "no gain" if speedup > 1 / WORTH else "slower"
     return Change(speedup, f"{what}: {gain}", suggestion, prediction.low)
 
 

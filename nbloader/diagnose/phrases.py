@@ -13,7 +13,7 @@ from nbloader.metrics.evidence import Place
 if TYPE_CHECKING:
     from nbloader.metrics.evidence import Evidence
 
-SMALLER = "Make batches smaller: a smaller dtype (uint8 instead of float32), or fewer samples."
+SMALLER = "Make batches smaller, with a smaller dtype (uint8 instead of float32) or fewer samples."
 """A remedy against large batches."""
 _SOURCE = 80
 """Maximum length of a line of code, characters."""
@@ -47,9 +47,9 @@ def workers_limit(e: Evidence) -> str:
     could = consumable(1e3 / own if own else math.inf)
     one = e.workers == 1
     return (
-        f"{'The worker is' if one else 'Workers are'} the bottleneck: {waits(e)}; {plural(e.workers, 'worker')} "
-        f"{'produces' if one else 'produce'} {number(e.batches_per_second)} batches/s, but the loop could consume "
-        f"{could}."
+        f"{'The worker is' if one else 'Workers are'} the bottleneck: {waits(e)}. "
+        f"The {'worker produces' if one else f'{e.workers} workers produce'} {number(e.batches_per_second)} batches/s, "
+        f"but the loop could consume {could}."
     )
 
 
@@ -64,8 +64,8 @@ def cores_in_use(e: Evidence) -> str:
 
 
 def usable_cores(e: Evidence) -> str:
-    """Which cores workers can use."""
-    return f"the {plural(e.cores, 'core')}" if not e.elsewhere else "the cores of their machines"
+    """The number of cores that workers can use."""
+    return f"the number of cores ({e.cores})" if not e.elsewhere else "the number of cores of their machines"
 
 
 def is_one_round(e: Evidence) -> bool:
@@ -105,7 +105,7 @@ def line_remedy(e: Evidence, *, waits: bool = False) -> str:
     if e.line is None:
         return ""
     own = e.line.shorter_wait if waits else e.line.remedy
-    return f"{own} ({clean(e.line.place, _SOURCE)}): loader.remedies() shows how" if own else ""
+    return f"{own} ({clean(e.line.place, _SOURCE)}), as loader.remedies() shows" if own else ""
 
 
 def with_line_remedy(e: Evidence, other: str, *, waits: bool = False) -> str:

@@ -181,7 +181,7 @@ class Change:
         """Describe the gain."""
         if self.best is None:
             when = "from the next epoch on" if bool(self.start.num_workers) != bool(self.result.num_workers) else "now"
-            return f"{self.result} {when}." if finished else f"{self.result} {when}: measuring."
+            return f"{self.result} applies {when}{'' if finished else ', and is being measured'}."
         new = self.best.measured
         if len(self.trials) == 1:
             return f"{self.result}: {number(new.rate)} batches/s."
@@ -190,7 +190,7 @@ class Change:
         if is_faster(new, old):
             return f"{self.result} is {number(new.rate / old.rate)} times as fast as before ({rates})."
         if is_faster(old, new):
-            return f"{self.result} is slower than before ({rates}): undo it."
+            return f"{self.result} is slower than before ({rates}). Undo it."
         return f"{self.result} is no faster than before ({rates})."
 
 
@@ -274,7 +274,7 @@ class Search:
             gain = best.measured.rate / trials[0].measured.rate
             text = f"{state}DataLoader(..., {best.setting}) is {number(gain)} times as fast as {trials[0].setting}."
         if self.free:
-            text += f" The loop itself is the limit: it waits only {percent(best.measured.wait_share)} of the time."
+            text += f" The loop itself is the limit: it waits for only {percent(best.measured.wait_share)} of the time."
         return text
 
     @property

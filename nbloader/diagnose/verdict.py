@@ -24,7 +24,7 @@ def verdict(e: Evidence) -> Verdict:
     also = ""
     if second:
         remedy = remedy.beside(second[0].cause.remedy(e))
-        also = f" A second cause takes {of_wait(e, second[0].share)} of the wait: {second[0].cause.short(e)}."
+        also = f" A second cause accounts for {of_wait(e, second[0].share)} of the wait: {second[0].cause.short(e)}."
     return Verdict(
         cause=first.cause.name,
         sentence=f"{remedy.text} {text}{remedy.no_help(e, alone=not second)}{also}".lstrip(),

@@ -292,7 +292,7 @@ class Prediction:
     def __str__(self) -> str:
         """The prediction in one line."""
         if self.speedup is None:
-            return f"{self.change}: cannot tell, {self.reason}"
+            return f"{self.change}: cannot tell, because {self.reason}"
         instead = f"{self._rate(interval=False)} batches/s instead of {number(self.measured)}"
         return f"{self.change}: {self.gain(self._unit)}, {instead}"
 
@@ -652,8 +652,8 @@ def _replayed(
     records = sorted(records, key=returned_at)[-REPLAYED:]
     if len(records) < MIN_REPLAYED:
         reason = (
-            f"{MIN_REPLAYED} consecutive batches are needed, but there are {len(records)} so far: iterate over at "
-            f"least {MIN_REPLAYED} batches, and ask again"
+            f"{MIN_REPLAYED} consecutive batches are needed, but there are {len(records)} so far (iterate over at "
+            f"least {MIN_REPLAYED} batches, and ask again)"
         )
         return Prediction(change=change, measured=0.0, reason=reason)
     skipped = now.workers + 1
@@ -727,19 +727,20 @@ def _unmodeled(cause: str, change: CostChange, samples: float, e: Evidence) -> s
     if change.line is None and core_wait(e) >= CONTENDED and taken_by_others(e):  # more workers would wait, too
         return CORES_TAKEN.unmodeled
     if change.batch_size is not None and samples < change.batch_size * MIN_REPLAYED:
-        return f"the {samples:.0f} samples of the last batches make fewer than {MIN_REPLAYED} of this size"
+        return f"the {samples:.0f} samples of the last batches make fewer than {MIN_REPLAYED} batches of this size"
     return ""
 
 
 def _instead(now: Settings, changed: Settings, change: CostChange) -> str:
-    """What to do where there is no prediction, as the end of a sentence."""
+    """What to do where there is no prediction, in parentheses."""
     if change.threads:
-        return ': measure it with loader.tune(kinds=("process", "thread"))'
+        return ' (loader.tune(kinds=("process", "thread")) measures it)'
+    measure = " (measure it in an epoch)"
     if change != UNCHANGED or changed.in_order != now.in_order:
-        return ": measure it in an epoch"
+        return measure
     if now.workers and changed.workers and changed.workers != now.workers:
-        return f": measure it with loader.tune(num_workers={changed.workers})"
-    return ": measure it with loader.tune()" if now.workers else ": measure it in an epoch"
+        return f" (loader.tune(num_workers={changed.workers}) measures it)"
+    return " (loader.tune() measures it)" if now.workers else measure
 
 
 def _unmeasured(change: CostChange) -> str:
@@ -754,7 +755,7 @@ def _unmeasured(change: CostChange) -> str:
     if change.batch_size is not None:
         return "depending on how long a step with such a batch takes, which was not measured"
     if change.line is not None:
-        return f"with {change.line.samples} samples of the workers' lines: more are needed"
+        return f"because there are only {change.line.samples} samples of the workers' lines"
     if change.cached:
         return "depending on how fast the cache is, which was not measured"
     return "depending on how long pickling takes, which was not measured apart from collating"

@@ -37,12 +37,12 @@ class Remedy(NamedTuple):
             alone: Whether there is no second cause.
         """
         if alone and self.more_workers is False and self.larger_window is False:
-            return " A faster loader does not help."
+            return " A faster loader would not help."
         workers = f"more {'threads' if e.place is Place.THREADS else 'workers'}"
         denied = [workers] if self.more_workers is False else []
         denied += ["a larger prefetch window"] if self.larger_window is False else []
         text = " and ".join(denied)
-        return f" {text[0].upper()}{text[1:]} {'do' if denied[0] == workers else 'does'} not help." if denied else ""
+        return f" {text[0].upper()}{text[1:]} would not help." if denied else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

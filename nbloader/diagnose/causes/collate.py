@@ -21,7 +21,7 @@ def _sentence(e: Evidence) -> str:
     if work.queued >= CONTENDED:
         computing += f" and {percent(work.queued)} waiting for a core"
     return (
-        f"Collating is the bottleneck: {waits(e)}; a batch takes {millis(e.fetch_ms)} to fetch and "
+        f"Collating is the bottleneck: {waits(e)}. A batch takes {millis(e.fetch_ms)} to fetch and "
         f"{millis(e.collate_ms)} to collate ({percent(e.collate_ms / make if make else 0)} of the workers' "
         f"time{computing})."
     )

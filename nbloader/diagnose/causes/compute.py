@@ -37,13 +37,13 @@ def _unmeasured_and_full(e: Evidence) -> bool:
 def _all_cores(e: Evidence) -> str:
     """How many cores the workers and the loop use, on each machine."""
     if not e.elsewhere:
-        return f"workers and loop use {_cores_needed(e)}"
+        return f"the workers and the loop use {_cores_needed(e)}"
     count, cores = sum(m.workers for m in e.elsewhere), sum(m.cores for m in e.elsewhere)
     used = number(min(count * computing_cores(e), cores))
     full = cores_needed(e) >= SATURATED * e.cores
     here = f", and {_cores_needed(e)} of this one" if e.workers_here or full else ""
     machines = plural(len(e.elsewhere), "other machine")
-    return f"workers use {used} of the {plural(round(cores), 'core')} of {machines}{here}"
+    return f"the workers use {used} of the {plural(round(cores), 'core')} of {machines}{here}"
 
 
 def _cores_needed(e: Evidence) -> str:
@@ -58,7 +58,7 @@ def _remedy(e: Evidence) -> Remedy:
 
 
 def _remedy_full(e: Evidence) -> Remedy:
-    where = ", or use further machines" if e.elsewhere else ""
+    where = ", or add machines" if e.elsewhere else ""
     return Remedy(f"{line_remedy(e) or 'Make transforms cheaper'}{where}.", more_workers=None if e.elsewhere else False)
 
 

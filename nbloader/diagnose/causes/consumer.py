@@ -21,10 +21,10 @@ def _computes(e: Evidence) -> bool:
 
 def _sentence(e: Evidence) -> str:
     span = f"of the last {duration(e.seconds)}" if e.span == "now" else f"of the epoch's {duration(e.seconds)}"
-    ready = "" if e.place is Place.CONSUMER or e.ready < 1 else f"; the loader keeps {_mean_batches(e.ready)} ready"
+    ready = "" if e.place is Place.CONSUMER or e.ready < 1 else f" The loader keeps {_mean_batches(e.ready)} ready."
     return (
-        f"Your loop is the bottleneck: it waited for {percent(e.wait_share)} {span}{ready}, and the loop spends "
-        f"{millis(own_ms(e))} per batch{_steps(e)}."
+        f"Your loop is the bottleneck: it waited for {percent(e.wait_share)} {span}. It spends {millis(own_ms(e))} on "
+        f"each batch{_steps(e)}.{ready}"
     )
 
 
@@ -38,7 +38,7 @@ def _steps(e: Evidence) -> str:
     steps = split_steps(e)
     if steps is None:
         return ""
-    parts = [f"{percent(steps.computing)} of it computing on its own thread"]
+    parts = [f"{percent(steps.computing)} of it computing on the CPU"]
     if steps.queued >= CONTENDED:
         parts.append(f"{percent(steps.queued)} waiting for a core")
     rest = f"the rest waiting{f', for example for {clean(e.device, 40)}' if e.device else ''}"
@@ -49,9 +49,9 @@ def _steps(e: Evidence) -> str:
 
 def _remedy(e: Evidence) -> Remedy:
     steps = split_steps(e)
-    text = "Make the loop's step faster."
+    text = "Make the steps of your loop faster."
     if steps is not None and _computes(e):
-        text = "Do less on the loop's own thread."
+        text = "Do less on the CPU in your loop."
         if steps.queued > steps.computing and taken_by_others(e):
             text = "Free the cores that other programs use."
     return Remedy(text, more_workers=False, larger_window=False)
@@ -69,7 +69,7 @@ CONSUMER_PYTHON = Cause(
     name="consumer_python",
     takes={Part.STEPS: _computes},
     sentence=_sentence,
-    short=lambda _e: "Python on the loop's thread",
+    short=lambda _e: "the loop computes on the CPU",
     remedy=_remedy,
     by_settings=False,
 )

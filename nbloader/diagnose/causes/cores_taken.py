@@ -27,13 +27,14 @@ def _queued(e: Evidence) -> float:
 
 
 def _sentence(e: Evidence) -> str:
-    waiting = f"They wait for a core during {percent(_queued(e))} of their work"
-    waiting += preemptions(e, ", and each loses its own")
+    waiting = f"Workers wait for a core during {percent(_queued(e))} of their work"
+    waiting += preemptions(e, ", and each loses its core")
     if not _queued(e):  # the cause was found in the loop's own thread
         loop = 0.0 if e.usage is None else e.usage.consumer_core_wait
-        waiting = f"The loop's thread waits for a core during {percent(loop)} of the time"
+        waiting = f"The loop waits for a core during {percent(loop)} of the time"
     return (
-        f"{workers_limit(e)} {waiting}, yet workers and loop use only {cores_in_use(e)}: other programs use the rest."
+        f"{workers_limit(e)} {waiting}. The workers and the loop use only {cores_in_use(e)}, so other programs use "
+        f"the rest."
     )
 
 

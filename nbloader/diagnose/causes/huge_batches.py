@@ -25,8 +25,8 @@ def _applies(e: Evidence) -> bool:
 def _sentence(e: Evidence) -> str:
     rate = e.nbytes / max(1e-6, e.collate_ms / 1e3) / 1e9
     return (
-        f"The size of batches is the bottleneck: {waits(e)}; collating {megabytes(e.nbytes)} takes "
-        f"{millis(e.collate_ms)} ({number(rate)} GB/s), fetching the samples {millis(e.fetch_ms)}."
+        f"The size of batches is the bottleneck: {waits(e)}. Collating {megabytes(e.nbytes)} takes "
+        f"{millis(e.collate_ms)} ({number(rate)} GB/s), and fetching the samples takes {millis(e.fetch_ms)}."
     )
 
 
@@ -34,6 +34,6 @@ HUGE_BATCHES = Cause(
     name="huge_batches",
     takes={Part.COLLATING: _applies},
     sentence=_sentence,
-    short=lambda e: f"a batch has {megabytes(e.nbytes)}",
+    short=lambda e: f"each batch has {megabytes(e.nbytes)}",
     remedy=lambda _e: Remedy(SMALLER, more_workers=False),
 )

@@ -6,7 +6,7 @@ from nbloader._util.format import percent
 from nbloader.diagnose.causes.base import Cause, Remedy
 from nbloader.diagnose.parts import MAJORITY, Part, own_ms
 from nbloader.diagnose.phrases import cpu_share, line_remedy, millis, waits, with_line_remedy
-from nbloader.diagnose.work import CONTENDED, split_work
+from nbloader.diagnose.work import CONTENDED, Work, split_work
 from nbloader.metrics.evidence import Evidence, Place
 
 
@@ -16,20 +16,30 @@ def _sentence(e: Evidence) -> str:
     computing = "" if e.fetch_cpu is None else f" ({cpu_share(e)} of fetching is CPU time{core})"
     collating = "" if e.collate_ms < e.fetch_ms else f", {millis(e.collate_ms)} of it to collate"
     return (
-        f"Loading is the bottleneck: {waits(e)}, because batches are produced between its steps. Producing one takes "
-        f"{millis(e.fetch_ms + e.collate_ms)}{collating}{computing}, and a step takes {millis(own_ms(e))}."
+        f"Loading is the bottleneck: {waits(e)}, because it produces each batch itself, between two steps. "
+        f"A batch takes {millis(e.fetch_ms + e.collate_ms)}{collating}{computing}, and a step takes "
+        f"{millis(own_ms(e))}.{' There is only one core.' if _one_core(e) else ''}"
     )
 
 
-def _remedy(e: Evidence) -> Remedy:
+def _larger_part(e: Evidence) -> Work:
+    """How the larger part of producing a batch is spent: fetching or collating."""
     work = split_work(e)
-    computing = work.fetching if e.fetch_ms >= e.collate_ms else work.collating
-    if e.cores == 1 and computing.computing >= MAJORITY:
-        cheaper = line_remedy(e) or "Make samples cheaper"
-        return Remedy(f"{cheaper}. There is one core, so workers compute no faster.", more_workers=False)
+    return work.fetching if e.fetch_ms >= e.collate_ms else work.collating
+
+
+def _one_core(e: Evidence) -> bool:
+    """Whether a batch mostly computes, and there is no second core for a worker."""
+    return e.cores == 1 and _larger_part(e).computing >= MAJORITY
+
+
+def _remedy(e: Evidence) -> Remedy:
+    computing = _larger_part(e)
+    if _one_core(e):
+        return Remedy(f"{line_remedy(e) or 'Make samples cheaper'}.", more_workers=False)
     if computing.queued >= CONTENDED and computing.queued > computing.waiting:
         return Remedy("Free the cores that other programs use, or use num_workers=2 or more.")
-    workers = "Use num_workers=2 or more, which produce several batches at the same time"
+    workers = "Use num_workers=2 or more, so that several batches are produced at the same time"
     return Remedy(with_line_remedy(e, workers, waits=computing.computing < MAJORITY), more_workers=True)
 
 
@@ -37,7 +47,7 @@ IN_PROCESS = Cause(
     name="in_process",
     takes={Part.PRODUCTION: lambda e: e.place is Place.CONSUMER},
     sentence=_sentence,
-    short=lambda _e: "batches are produced between the loop's steps",
+    short=lambda _e: "the loop produces batches itself, between its steps",
     remedy=_remedy,
     names_line=True,
 )

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 def _sentence(e: Evidence) -> str:
     loop = 0.0 if e.usage is None else e.usage.loop_cores
     return (
-        f"The interpreter lock is the bottleneck: {waits(e)}; {plural(e.workers, 'thread')} take turns, each computing "
-        f"for {cpu_share(e)} of its fetching, and together use {number(loop)} of {plural(e.cores, 'core')}."
+        f"The interpreter lock is the bottleneck: {waits(e)}. The {plural(e.workers, 'thread')} take turns. Each "
+        f"computes for {cpu_share(e)} of its fetching, and together they use {number(loop)} of "
+        f"{plural(e.cores, 'core')}."
     )
 
 
@@ -32,7 +33,7 @@ INTERPRETER_LOCK = Cause(
     },
     sentence=_sentence,
     short=lambda _e: "threads wait for the interpreter lock",
-    remedy=lambda _e: Remedy("Use workers='process', which compute at the same time.", more_workers=False),
+    remedy=lambda _e: Remedy("Use workers='process', so that the workers compute in parallel.", more_workers=False),
     unmodeled="threads wait for the interpreter lock",
     names_line=True,
 )

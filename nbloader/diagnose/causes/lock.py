@@ -41,8 +41,8 @@ def _computes_in_turns(e: Evidence) -> bool:
 def _sentence(e: Evidence) -> str:
     locked, looks = (0.0, 0) if e.usage is None else (e.usage.locked, e.usage.looks)
     return (
-        f"A lock serializes the workers: {waits(e)}; in {percent(locked)} of {plural(looks, 'sample')} "
-        f"a busy worker was waiting for one ({plural(e.workers, 'worker')})."
+        f"A lock makes the {plural(e.workers, 'worker')} take turns: {waits(e)}. Busy workers were waiting for a lock "
+        f"in {percent(locked)} of {plural(looks, 'observation')}."
     )
 
 
@@ -58,6 +58,6 @@ LOCK = Cause(
     sentence=_sentence,
     short=lambda _e: "workers wait for a lock",
     remedy=_remedy,
-    unmodeled="a lock serializes the workers",
+    unmodeled="a lock makes the workers take turns",
     names_line=True,
 )

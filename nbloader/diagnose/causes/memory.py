@@ -27,8 +27,8 @@ def _applies(e: Evidence) -> bool:
 def _sentence(e: Evidence) -> str:
     faults = 0.0 if e.usage is None else e.usage.major_faults
     return (
-        f"Memory is the bottleneck: {waits(e)}; each worker reads {number(faults)} pages a second back from a disk or "
-        f"swap."
+        f"Memory is the bottleneck: {waits(e)}. Each worker reads {number(faults)} pages a second back from a disk or "
+        f"from swap."
     )
 
 

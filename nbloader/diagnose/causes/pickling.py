@@ -29,9 +29,10 @@ def _takes_most_of_collating(e: Evidence) -> bool:
 
 def _sentence(e: Evidence) -> str:
     return (
-        f"Pickling is the bottleneck: {waits(e)}; {megabytes(max(e.pickled, e.nbytes if e.by_pickle else 0))} of each "
-        f"batch is pickled by a worker ({millis(e.collate_ms)} to collate and pickle, {millis(e.transport_ms)} to "
-        f"transport) and unpickled by the loop ({millis(per_batch(e, e.opening_wait))})."
+        f"Pickling is the bottleneck: {waits(e)}. A worker pickles "
+        f"{megabytes(max(e.pickled, e.nbytes if e.by_pickle else 0))} of each batch ({millis(e.collate_ms)} to collate "
+        f"and pickle, {millis(e.transport_ms)} to transport), and the loop unpickles it "
+        f"({millis(per_batch(e, e.opening_wait))})."
     )
 
 
@@ -44,6 +45,6 @@ PICKLE = Cause(
     },
     sentence=_sentence,
     short=lambda e: f"{megabytes(e.pickled or e.nbytes)} of each batch is pickled",
-    remedy=lambda _e: Remedy("Return tensors or arrays from the collate function: they use shared memory."),
+    remedy=lambda _e: Remedy("Return tensors or arrays from the collate function, because these use shared memory."),
     unmodeled="batches are pickled",
 )

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 def _sentence(e: Evidence) -> str:
     return (
-        f"The sampler is the bottleneck: {waits(e)}, {of_wait(e, e.sampler_wait)} of that while the sampler drew "
-        f"indices ({millis(per_batch(e, e.sampler_wait))} per batch)."
+        f"The sampler is the bottleneck: {waits(e)}. For {of_wait(e, e.sampler_wait)} of that time, the sampler was "
+        f"drawing indices ({millis(per_batch(e, e.sampler_wait))} per batch)."
     )
 
 

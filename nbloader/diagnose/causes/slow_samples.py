@@ -21,18 +21,28 @@ def keep_others_idle(e: Evidence) -> bool:
 
 def _sentence(e: Evidence) -> str:
     common = in_common(e.slow_indices, e.usual_indices, e.facts)
-    listed = "".join(f"{', ' if n else ' Slowest: '}{clean(i, 20)}" for n, i in enumerate(e.slow_indices[:3]))
     return (
-        f"Slow samples are the bottleneck: {waits(e)}; one sample in {round(e.slow_every)} takes {millis(e.slow_ms)}, "
+        f"Slow samples are the bottleneck: {waits(e)}. One sample in {round(e.slow_every)} takes {millis(e.slow_ms)}, "
         f"and the others take {millis(e.sample_ms)}. This costs {percent(e.slow_share)} of the workers' time."
-        + (f" The slow ones are those with {common}." if common else f"{listed}." if listed else "")
+        f"{f' The slow ones are those with {common}.' if common else _slowest(e)}"
     )
+
+
+def _slowest(e: Evidence) -> str:
+    """Name the slowest samples, as a sentence that begins with a space; "" if they are not known."""
+    listed = ", ".join(clean(index, 20) for index in e.slow_indices[:3])
+    if not listed:
+        return ""
+    return f" The slowest {'sample is' if len(e.slow_indices) == 1 else 'samples are'} {listed}."
 
 
 def _short(e: Evidence) -> str:
     common = in_common(e.slow_indices, e.usual_indices, e.facts)
-    which = f", those with {common}" if common else ""
-    return f"one sample in {round(e.slow_every)} takes {millis(e.slow_ms)}{which}; others take {millis(e.sample_ms)}"
+    which = f" (those with {common})" if common else ""
+    return (
+        f"one sample in {round(e.slow_every)}{which} takes {millis(e.slow_ms)}, and the others take "
+        f"{millis(e.sample_ms)}"
+    )
 
 
 SLOW_SAMPLES = Cause(
@@ -40,5 +50,5 @@ SLOW_SAMPLES = Cause(
     takes={Part.IDLE: keep_others_idle, Part.SLOW_SAMPLES: always},
     sentence=_sentence,
     short=_short,
-    remedy=lambda _e: Remedy("Make slow samples as quick as the others.", larger_window=False),
+    remedy=lambda _e: Remedy("Make the slow samples as fast as the others.", larger_window=False),
 )

@@ -49,7 +49,7 @@ def _sentence(e: Evidence) -> str:
     own, usual = millis(e.by_worker[worker].median_ms), millis(_usual_ms(e, worker))
     return (
         f"Worker {worker} is slow: its batches take {own}, and those of {others} take {usual}. On average, a batch "
-        f"then waits {millis(e.reorder_ms)} in the reorder buffer; {waits(e)}."
+        f"waits {millis(e.reorder_ms)} in the reorder buffer for an earlier one, and {waits(e)}."
     )
 
 

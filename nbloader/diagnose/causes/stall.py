@@ -10,25 +10,34 @@ from nbloader.diagnose.parts import Part
 from nbloader.diagnose.phrases import millis, of_wait, waits
 
 if TYPE_CHECKING:
-    from nbloader.metrics.evidence import Evidence
+    from nbloader.metrics.evidence import Evidence, SlowBatch
 
 
 def _sentence(e: Evidence) -> str:
     worst = e.worst
     count = "One batch" if e.stalls == 1 else plural(e.stalls, "batch")
-    text = f"{count} stalled the loop: {waits(e)}, {of_wait(e, e.stall_wait)} of that in "
-    text += "this wait" if e.stalls == 1 else "these waits"
-    if worst is None:
-        return f"{text}."
-    lost = "" if worst.lost_sample is None else f" at sample {clean(worst.lost_sample, 40)}"
+    text = f"{count} stalled the loop: {waits(e)}, {of_wait(e, e.stall_wait)} of that for "
+    text += "this batch." if e.stalls == 1 else "these batches."
+    if worst is not None:
+        text += f" {_longest_wait(worst, e.stalls)}."
+        if worst.slow_sample is not None:
+            text += f" Its slowest sample was {clean(worst.slow_sample, 40)}."
+    return f"{text} A batch usually takes {millis(e.make_ms)}." if e.make_ms and worst is not None else text
+
+
+def _longest_wait(worst: SlowBatch, stalls: int) -> str:
+    """Describe the longest wait, as a sentence without a period."""
     # How long a wait has lasted so far is said where its age is shown: evidence may be a second old.
-    longest = "which goes on, is" if worst.make is None else f"{duration(worst.wait)}, was"
-    text += f". The longest, {longest} for batch {worst.batch}"
-    if worst.attempt > 1:
-        text += f", which was produced again after a worker was lost{lost} (attempt {worst.attempt})"
-    if worst.slow_sample is not None:
-        text += f", slowest sample {clean(worst.slow_sample, 40)}"
-    return f"{text}; a batch usually takes {millis(e.make_ms)}." if e.make_ms else f"{text}."
+    if worst.make is None:
+        text = f"The loop is still waiting for batch {worst.batch}"
+    elif stalls == 1:
+        text = f"The loop waited {duration(worst.wait)} for batch {worst.batch}"
+    else:
+        text = f"The longest wait was {duration(worst.wait)}, for batch {worst.batch}"
+    if worst.attempt == 1:
+        return text
+    lost = "" if worst.lost_sample is None else f" at sample {clean(worst.lost_sample, 40)}"
+    return f"{text}, which was produced again after a worker was lost{lost} (attempt {worst.attempt})"
 
 
 def _remedy(e: Evidence) -> Remedy:

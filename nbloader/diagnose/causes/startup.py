@@ -10,10 +10,10 @@ from nbloader.metrics.evidence import Evidence, Place
 
 
 def _sentence(e: Evidence) -> str:
-    began = "" if e.startup is None else f"; the first batch came after {duration(e.startup)}{_of_workers(e)}"
+    began = "" if e.startup is None else f" The first batch came after {duration(e.startup)}{_of_workers(e)}."
     return (
         f"Start-up is the bottleneck: {waits(e)}, {of_wait(e, divide(e)[Part.STARTUP])} of that for the first batch "
-        f"of each worker{began}; later ones take {millis(e.make_ms)}."
+        f"of each worker.{began} Later batches take {millis(e.make_ms)}."
     )
 
 
@@ -28,9 +28,9 @@ def _of_workers(e: Evidence) -> str:
 
 def _remedy(e: Evidence) -> Remedy:
     if e.place is Place.CONSUMER:
-        return Remedy("Let the dataset open its files faster, or make epochs longer.", more_workers=False)
+        return Remedy("Make the dataset open its files faster, or use longer epochs.", more_workers=False)
     return Remedy(
-        "Make epochs longer, set persistent_workers=True, or let the dataset open its files faster.",
+        "Set persistent_workers=True, use longer epochs, or make the dataset open its files faster.",
         more_workers=False,
     )
 
@@ -39,7 +39,7 @@ STARTUP = Cause(
     name="startup",
     takes={Part.STARTUP: always},
     sentence=_sentence,
-    short=lambda e: f"start-up, {duration(e.startup or 0.0)} until the first batch",
+    short=lambda e: f"start-up, with {duration(e.startup or 0.0)} until the first batch",
     remedy=_remedy,
     by_settings=False,
     discount=1.5,  # other causes affect later batches, too

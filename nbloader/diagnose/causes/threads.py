@@ -18,15 +18,15 @@ def _sentence(e: Evidence) -> str:
     usage = e.usage
     threads, others = (0, 0.0) if usage is None else (usage.threads, usage.other_threads)
     return (
-        f"The workers have too many threads: {waits(e)}; {plural(e.workers, 'worker')} of up to "
-        f"{plural(threads, 'thread')} use {cores_in_use(e)}, {percent(others)} of that outside the thread that "
-        f"loads{preemptions(e, ', which loses its core')}."
+        f"The workers have too many threads: {waits(e)}. {plural(e.workers, 'worker')} with up to "
+        f"{plural(threads, 'thread')} each use {cores_in_use(e)}, {percent(others)} of that in threads other than the "
+        f"one that loads{preemptions(e, ', which loses its core')}."
     )
 
 
 def _remedy(_e: Evidence) -> Remedy:
     return Remedy(
-        "Use one thread per worker: cv2.setNumThreads(0) or threadpoolctl.threadpool_limits(1) in worker_init_fn.",
+        "Use one thread per worker, with cv2.setNumThreads(0) or threadpoolctl.threadpool_limits(1) in worker_init_fn.",
         more_workers=False,
     )
 

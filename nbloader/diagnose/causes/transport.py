@@ -32,10 +32,11 @@ def _sentence(e: Evidence) -> str:
     what, parts = "Transport", ""
     if e.nodes:
         what = f"The transfer from {'the node' if e.nodes == 1 else plural(e.nodes, 'node')}"
-        parts = f" (its node needs {millis(_sending_ms(e))} to send it, after earlier ones)"
+        parts = f" (after earlier ones, its node sends it in {millis(_sending_ms(e))})"
     return (
-        f"{what} is the bottleneck: {waits(e)}; a batch of {megabytes(e.nbytes)} takes {millis(e.transport_ms)} from "
-        f"worker to loop{parts} and {millis(e.fetch_ms + e.collate_ms)} to produce."
+        f"{what} is the bottleneck: {waits(e)}. A batch of {megabytes(e.nbytes)} takes "
+        f"{millis(e.fetch_ms + e.collate_ms)} to produce, and {millis(e.transport_ms)} from the worker to the "
+        f"loop{parts}."
     )
 
 

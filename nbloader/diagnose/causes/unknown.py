@@ -19,12 +19,12 @@ def _sentence(e: Evidence) -> str:
         return f"Cannot tell yet what limits the loop: {few} too few."
     if not e.make_ms:
         return f"Cannot tell yet what limits the loop: {waits(e)}, but no batch has been measured."
-    workers = f"its {plural(e.workers, 'worker')} {'is' if e.workers == 1 else 'are'} busy"
+    workers = f"Its {plural(e.workers, 'worker')} {'is' if e.workers == 1 else 'are'} busy"
     share = f"{percent(e.utilization)} of the time"
     if e.utilization >= BUSY:
-        return f"Cannot tell what limits the loop: {waits(e)}; {workers} {share}, and it is not known why."
+        return f"Cannot tell what limits the loop: {waits(e)}. {workers} for {share}, and no measurement explains why."
     return (
-        f"Cannot tell what limits the loop: {waits(e)}, but {workers} only {share}, and no measurement explains the "
+        f"Cannot tell what limits the loop: {waits(e)}. {workers} for only {share}, and no measurement explains the "
         f"rest."
     )
 

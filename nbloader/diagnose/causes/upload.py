@@ -22,14 +22,16 @@ def _sentence(e: Evidence) -> str:
         return f"{head}."
     speed = "" if u.gb_per_second is None else f" ({number(u.gb_per_second)} GB/s)"
     copying = "" if u.copy is None else f" and {millis(u.copy)} to copy{speed}"
-    return f"{head}; one of {megabytes(e.nbytes)} takes {millis(u.pin)} to pin{copying}."
+    return f"{head}. A batch of {megabytes(e.nbytes)} takes {millis(u.pin)} to pin{copying}."
 
 
 def _remedy(e: Evidence) -> Remedy:
     if e.uploads is not None and e.uploads.ways[0].memory == "pageable":
-        return Remedy("Set pin_memory=True: copies are faster then and run ahead.")
+        return Remedy("Set pin_memory=True, which makes copies faster and lets them run ahead of the loop.")
     if e.uploads is not None and not e.device:
-        return Remedy("Set device='cuda': it pins batches in place, without this copy, and uploads them ahead of time.")
+        return Remedy(
+            "Set device='cuda', which pins batches in place, without this copy, and uploads them ahead of time."
+        )
     return Remedy(SMALLER)
 
 

@@ -21,15 +21,15 @@ def _share(e: Evidence) -> str:
 def _sentence(e: Evidence) -> str:
     if e.overlap > 1:
         return (
-            f"{workers_limit(e)} Each fetches samples of {number(e.overlap)} batches at a time, and waits for them "
-            f"{_share(e)} of its time (network, disk, sleep)."
+            f"{workers_limit(e)} Each worker fetches samples of {number(e.overlap)} batches at a time, and spends "
+            f"{_share(e)} of its time waiting for them (network, disk or sleep)."
         )
-    return f"{workers_limit(e)} Fetching is {_share(e)} waiting (disk, network, sleep)."
+    return f"{workers_limit(e)} Fetching waits for {_share(e)} of its time (disk, network or sleep)."
 
 
 def _remedy(e: Evidence) -> Remedy:
     if e.overlap > 1:
-        return Remedy("Use a larger concurrency, or more workers.", more_workers=True)
+        return Remedy("Use a higher concurrency, or more workers.", more_workers=True)
     if is_one_round(e):
         return Remedy(one_round_remedy(e, waits=True), larger_window=False)
     more = f"Use more workers, even beyond {usable_cores(e)}"
@@ -40,7 +40,7 @@ WAITING = Cause(
     name="workers_wait",
     takes={Part.WAITING: always},
     sentence=_sentence,
-    short=lambda e: f"fetching waits (disk, network, sleep) for {_share(e)} of its time",
+    short=lambda e: f"fetching waits for {_share(e)} of its time (disk, network or sleep)",
     remedy=_remedy,
     names_line=True,
 )

@@ -30,9 +30,11 @@ def _limits_all(e: Evidence) -> bool:
 
 
 def _sentence(e: Evidence) -> str:
+    short = _short(e)
     return (
-        f"The prefetch window is too small: {waits(e)}, while {plural(e.workers, 'worker')} "
-        f"{'is' if e.workers == 1 else 'are'} busy {percent(e.utilization)} of the time; {_short(e)}."
+        f"The prefetch window is too small: {waits(e)}, while its {plural(e.workers, 'worker')} "
+        f"{'is' if e.workers == 1 else 'are'} busy for {percent(e.utilization)} of the time. "
+        f"{short[0].upper()}{short[1:]}."
     )
 
 
