@@ -81,8 +81,8 @@ def test_the_remedy_of_a_line_is_the_first_thing_that_is_said_and_is_said_everyw
     assert s.epoch_verdict.cause in ("workers_compute", "workers_compute_full", "cores_taken"), s.verdict
     number = Archives.__getitem__.__code__.co_firstlineno + 1
     told = re.compile(
-        rf"Store arrays with numpy\.save, not as \.npz \(\S*test_named_line\.py:{number}\): "
-        r"loader\.remedies\(\) shows how\."
+        rf"Store arrays with numpy\.save, not as \.npz \(\S*test_named_line\.py:{number}\), "
+        r"as loader\.remedies\(\) shows\."
     )
     assert told.match(s.epoch_verdict.sentence), s.epoch_verdict.sentence
     frame = Summary().payload(Frame(s))["verdict"]

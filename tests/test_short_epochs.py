@@ -41,7 +41,7 @@ def test_the_line_is_named_if_there_are_too_few_batches_to_tell_a_cause(workers)
         for _batch in loader:
             pass
         s = loader.stats()
-    assert "These are too few batches to tell why." in s.verdict
+    assert "these are too few batches to tell why." in s.verdict
     assert LINE in s.verdict
     assert LINE in s.epoch_verdict.sentence
 
