@@ -305,7 +305,7 @@ def test_frames_may_be_larger_than_4_gib():
     channel = Channel(sock, blocking=True)
     channel.send(Kind.BATCH, b"header", Huge())
     assert HEADER.unpack(sock.sent[0]) == (6 + (5 << 30), Kind.BATCH)
-    fields = 0, 1, -1, 6 << 30, 5 << 30, 1 << 33, *range(7)
-    header = unpack_header(pack_header(*fields) + b"extras")
-    assert header == BatchHeader(*fields)
+    sent = BatchHeader(0, 1, -1, 6 << 30, 5 << 30, samples=1 << 33, collated=7, slowest_ns=8)
+    header = unpack_header(pack_header(*sent) + b"extras")
+    assert header == sent
     assert type(header) is BatchHeader

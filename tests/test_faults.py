@@ -701,7 +701,7 @@ def test_a_batch_that_arrived_before_its_worker_died_counts_even_if_the_death_is
         sender = Channel(socket.socket(fileno=os.dup(others.sock)), blocking=True)
         closing.callback(sender.close)
         sender.send(Kind.SEGMENT, (0).to_bytes(8, "little"), fds=(others.status,))
-        header = BatchHeader(4, 7, NO_SEGMENT, size, 0, 1, *[0] * 7)
+        header = BatchHeader(4, 7, NO_SEGMENT, size, 0)
         sender.send(Kind.BATCH, pack_header(*header), bytes(size))
         os.write(lifeline, zygote_process.LIFELINE.pack(~9))
         pool._read_lifeline(handle, handle.lifeline, reports)

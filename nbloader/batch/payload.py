@@ -21,15 +21,14 @@ if TYPE_CHECKING:
     from nbloader.events.failures import EmptyBatch, LoaderFailure, WorkerFailure
     from nbloader.shm.segment import SegmentReader
 
-_STRUCT = struct.Struct("<qqiqqqqqqqqqq")
 _new = tuple.__new__  # takes half as long as `_make`
-
-HEADER_SIZE = _STRUCT.size
-"""Size of a packed header in bytes."""
 
 
 class BatchHeader(NamedTuple):
-    """Identity, location, size and cost of a produced batch (or of a chunk)."""
+    """Identity, location, size and cost of a produced batch (or of a chunk). All fields are 64-bit integers.
+
+    `BatchRecord` describes the fields that have the same names there.
+    """
 
     epoch: int
     """Number of the epoch that the batch belongs to."""
@@ -41,20 +40,20 @@ class BatchHeader(NamedTuple):
     """Size of the arrays in bytes."""
     skeleton_nbytes: int
     """Size of the skeleton in bytes: the pickled parts that are not arrays."""
-    samples: int
-    fetch_begin: int
-    fetch_end: int
-    collate_end: int
-    fetch_cpu: int
-    """CPU time of the fetch in ns."""
-    collate_cpu: int
-    """CPU time of the collation in ns."""
-    slowest: int
+    samples: int = 0
+    fetch_begin: int = 0
+    fetched: int = 0
+    collated: int = 0
+    fetch_cpu: int = 0
+    collate_cpu: int = 0
+    slowest: int = -1
     """Position of the slowest sample in the batch; -1 if the samples were not fetched one by one."""
-    slowest_ns: int
-    """Time to fetch the slowest sample."""
+    slowest_ns: int = 0
 
 
+_STRUCT = struct.Struct(f"<{len(BatchHeader._fields)}q")
+HEADER_SIZE = _STRUCT.size
+"""Size of a packed header in bytes."""
 pack_header: Callable[..., bytes] = _STRUCT.pack
 """Pack a header. The arguments are the fields of `BatchHeader`, in order. (A method would cost 0.4 us.)"""
 
@@ -96,14 +95,13 @@ class BatchPayload(ABC):
         self.received = received
         self.transport = transport
         (
-            _epoch, _number, _segment, nbytes, skeleton_nbytes, samples, fetch_begin, _fetch_end, collate_end,
-            _fetch_cpu, _collate_cpu, _slowest, _slowest_ns,
+            _epoch, _number, _segment, nbytes, skeleton_nbytes, samples, fetch_begin, _fetched, collated, *_costs,
         ) = header  # unpacked at once: each attribute of a named tuple takes 35 ns  # fmt: skip
         self.samples = samples
         """Number of samples in the batch."""
         self.nbytes = nbytes + skeleton_nbytes
         """Size of the batch in bytes."""
-        self.produce_ns = collate_end - fetch_begin
+        self.produce_ns = collated - fetch_begin
         """Time that a worker spent fetching and collating the batch, ns."""
 
     @property
@@ -209,7 +207,7 @@ class LocalPayload(BatchPayload):
     __slots__ = ("_batch",)
 
     def __init__(self, batch: Any, header: BatchHeader, worker: int) -> None:
-        super().__init__(header, worker, os.getpid(), header.collate_end, "local")
+        super().__init__(header, worker, os.getpid(), header.collated, "local")
         self._batch = batch
 
     def open(self) -> Any:
@@ -252,14 +250,14 @@ class JoinedPayload(BatchPayload):
             skeleton_nbytes=sum(header.skeleton_nbytes for header in headers),
             samples=sum(header.samples for header in headers),
             fetch_begin=min(header.fetch_begin for header in headers),
-            fetch_end=max(header.fetch_end for header in headers),
-            collate_end=max(header.collate_end for header in headers),
+            fetched=max(header.fetched for header in headers),
+            collated=max(header.collated for header in headers),
             fetch_cpu=sum(header.fetch_cpu for header in headers),
             collate_cpu=sum(header.collate_cpu for header in headers),
             slowest=longest.start + slowest.slowest if slowest.slowest >= 0 else -1,
             slowest_ns=slowest.slowest_ns,
         )
-        last = max(self._chunks, key=lambda chunk: chunk.header.collate_end)
+        last = max(self._chunks, key=lambda chunk: chunk.header.collated)
         received = max(chunk.received for chunk in self._chunks)
         super().__init__(header, last.worker, last.pid, received, last.transport)
         arrived = max(self._chunks, key=lambda chunk: chunk.received)

@@ -91,8 +91,8 @@ def _made(delivery: Delivery, *, in_order: bool) -> ProducedBatch:
         task.number,
         worker=getattr(outcome, "worker", -1),
         fetch_begin=0 if header is None else header.fetch_begin,
-        fetched=0 if header is None else header.fetch_end,
-        collated=0 if header is None else header.collate_end,
+        fetched=0 if header is None else header.fetched,
+        collated=0 if header is None else header.collated,
         received=getattr(outcome, "received", 0),
         in_order=task.in_order if in_order else 0,
     )

@@ -377,7 +377,7 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
     def _remember(self, got: Delivery, payload: BatchPayload, requested: int, summed: int | None) -> None:
         task = got.task
         (
-            _epoch, _number, _segment, nbytes, skeleton_nbytes, samples, fetch_begin, fetch_end, collate_end,
+            _epoch, _number, _segment, nbytes, skeleton_nbytes, samples, fetch_begin, fetched, collated,
             fetch_cpu, collate_cpu, slowest, slowest_ns,
         ) = payload.header  # unpacked at once: each attribute of a named tuple takes 35 ns  # fmt: skip
         index = None
@@ -385,7 +385,7 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
             index = task.indices[slowest] if self._batched else task.indices
         self._resources.record = ev.BatchRecord(
             self._epoch, task.number, payload.worker, payload.pid, task.attempt, samples, nbytes,
-            payload.transport, requested, task.dispatched, fetch_begin, fetch_end, collate_end, payload.received,
+            payload.transport, requested, task.dispatched, fetch_begin, fetched, collated, payload.received,
             task.in_order, _clock(), NOT_RETURNED, fetch_cpu, collate_cpu, got.in_flight, got.reordering, got.ready,
             index, slowest_ns, task.indices[: min(samples, KEPT_INDICES)] if self._batched else (task.indices,),
             None, self._sampling, skeleton_nbytes, payload.transfer, summed, task.lost_sample,

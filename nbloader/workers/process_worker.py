@@ -350,7 +350,7 @@ class WorkerLoop:
         if not isinstance(produced, ProducedBatch):
             return
         header, stored = produced
-        status.state, status.since = WorkerState.SENDING, header.collate_end
+        status.state, status.since = WorkerState.SENDING, header.collated
         if stacks := self._lines.take():
             self._send(Kind.STACKS, pickle.dumps(stacks, 5))
         flush(sys.stdout)

@@ -75,9 +75,8 @@ class Stub:
     def _batch(self, uid, epoch, job):
         inline = self._nbytes < 4096
         now = _clock()
-        header = BatchHeader(
-            epoch, job, NO_SEGMENT if inline else 0, self._nbytes, len(self._skeleton), 4, now, now, now, -1, -1, -1, 0
-        )
+        segment = NO_SEGMENT if inline else 0
+        header = BatchHeader(epoch, job, segment, self._nbytes, len(self._skeleton), 4, now, now, now)
         return BatchBegin(uid, pack_header(*header), self._skeleton, bytes(self._nbytes) if inline else None, ())
 
     def request_report(self, credit):

@@ -142,17 +142,16 @@ class IncomingBatch:
         """
         begin, header = self.begin, self.header
         # The clock offset is accurate to only about 0.1 ms: ensure that no batch seems received before it was collated.
-        shift = min(-clock.offset, received - header.collate_end)
+        shift = min(-clock.offset, received - header.collated)
         here = header._replace(
             segment=NO_SEGMENT if self._block is None else self._block.number,
             fetch_begin=header.fetch_begin + shift,
-            fetch_end=header.fetch_end + shift,
-            collate_end=header.collate_end + shift,
+            fetched=header.fetched + shift,
+            collated=header.collated + shift,
         )
-        collated = here.collate_end
         transfer = NodeTransfer(
             node=node,
-            begin=min(max(clock.here(self._sent), collated), received),
+            begin=min(max(clock.here(self._sent), here.collated), received),
             end=received,
             nbytes=self._written + len(begin.skeleton) + len(begin.memory or b""),
         )
