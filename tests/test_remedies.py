@@ -835,6 +835,107 @@ def test_nothing_is_proposed_for_a_line_that_only_a_cache_calls(name, kept, tmp_
         )
 
 
+CONSTANTS = {
+    "a window": ("computed-each-time", "w = np.hanning(self.n)  # slow\nreturn np.arange(self.n) * w * i"),
+    "a mask in steps": (
+        "computed-each-time",
+        """\
+        h, w = self.size
+        y, x = np.meshgrid(np.arange(h), np.arange(w))
+        distance = np.sqrt(y**2 + x**2)  # slow
+        mask = np.exp(-distance)
+        shifted = i + self.n
+        return mask * shifted""",
+    ),
+    "a table": (
+        "computed-each-time",
+        """\
+        table = {}
+        for position, name in enumerate(self.names):
+            table[name] = position  # slow
+        return table[self.names[i]], i""",
+    ),
+    "a sorted list": ("computed-each-time", "return sorted(self.names)[i], i  # slow"),
+    "with several samples": (
+        "read-each-time",
+        "with open(self.path) as f:\n    lines = f.readlines()  # slow\nreturn lines[i]",
+    ),
+    "up to the sample": (
+        "read-each-time",
+        """\
+        with open(self.path) as f:
+            for n, line in enumerate(f):  # slow
+                if n == i:
+                    return json.loads(line)""",
+    ),
+    "each row of a table": ("read-each-time", "with open(self.path) as f:\n    return list(csv.reader(f))[i]  # slow"),
+    "in one expression": ("read-each-time", "line = open(self.path).readlines()[i]  # slow\nreturn line"),
+    "a set": ("list-membership", "return [x for x in ('a', str(i)) if x not in self.names], i  # slow"),
+    "constants": ("list-membership", f"return i in {list(range(1, 40))}, i  # slow"),
+    "a position": ("list-membership", "return self.names.index(self.names[-i]), i  # slow"),
+}
+
+
+@pytest.fixture
+def constants(tmp_path):
+    """Makes a dataset whose `__getitem__` has some body."""
+
+    def make(body):
+        head = """\
+            import csv, json, random
+            import numpy as np
+            class Data:
+                def __init__(self, path):
+                    self.path, self.size, self.n, self.names = path, (5, 4), 8, [f"name {n}" for n in range(50)]
+                @property
+                def lengths(self):
+                    return [self.n]
+                def __getitem__(self, i):
+            """
+        (tmp_path / "lines.txt").write_text("[1, 2]\n[3]\n[4, 5]\n")
+        inner = textwrap.indent(textwrap.dedent(body), " " * 8)
+        return defined(tmp_path, f"{textwrap.dedent(head)}{inner}\nf = Data\n")(str(tmp_path / "lines.txt"))
+
+    return make
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # files that are left open
+@pytest.mark.parametrize("case", CONSTANTS)
+def test_what_does_not_depend_on_the_index_is_done_once(case, constants):
+    name, body = CONSTANTS[case]
+    owner = constants(body)
+    function = type(owner).__getitem__
+    slow = next(site for site in sites(function, owner=owner) if "# slow" in site.source.splitlines()[site.number - 1])
+    (proposal,) = BY_NAME[name].propose(slow)
+    expected = [function(owner, i) for i in (0, 1, 2)]
+    new = rewritten(function, proposal)
+    for _epoch in range(2):
+        assert difference(expected, [new(owner, i) for i in (0, 1, 2)]).equal
+    owner.n, owner.size, owner.names = 6, (2, 3), owner.names[:30]
+    assert difference([function(owner, i) for i in (0, 1)], [new(owner, i) for i in (0, 1)]).equal, "of another value"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "w = np.hanning(i)\nreturn w",
+        "w = random.sample(self.names, 3)\nreturn w[0]",
+        "w = np.zeros(self.n)\nw[0] = i\nreturn w",  # it is changed
+        "w = list(self.lengths)\nreturn w[0] + i",  # perhaps another list each time
+        "w = self.other(self.n)\nreturn w + i",  # a method
+        "w = zip(self.names, self.names)\nreturn next(w)[0], i",  # can be used once
+        "with open(self.path) as f:\n    next(f)\n    for line in f:\n        i += len(line)\nreturn i",
+        "for w in sorted(self.names):\n    yield w",  # once for many samples
+        "return sorted([self.names, i])",
+    ],
+)
+def test_what_is_not_the_same_for_all_samples_is_left_alone(body, constants):
+    owner = constants(body)
+    type(owner).other = lambda self, n: n
+    for name in ("computed-each-time", "read-each-time", "list-membership"):
+        assert proposals(name, type(owner).__getitem__, owner=owner) == []
+
+
 def test_a_loader_of_a_library_is_looked_at_if_users_can_pass_their_own(tmp_path, monkeypatch):
     folder = tmp_path / "site-packages" / "torchvision" / "datasets"
     folder.mkdir(parents=True)
@@ -939,6 +1040,7 @@ SHORT = {
     "Replace copy.deepcopy by a copy of what later code changes": ["copy.deepcopy(self.rows)"],
     "Decode JPEGs at the size that is used": ["Image.open(self.paths[i]).convert('RGB').resize((64, 64))"],
     "Convert to float in the loop, not in the workers": ["np.asarray(self.rows[i], np.float32) / 255"],
+    "Read the file once, in __init__": ["open(self.path).readlines()[i]", "json.load(open('a.json'))[i]"],
     "Convert all numbers in one call": ["[x.item() for x in self.rows[i]]"],
     "": [
         "np.load(self.paths[i])",  # perhaps each sample has a file of its own

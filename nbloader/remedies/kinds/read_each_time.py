@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nbloader.remedies.constants import constant_parts
 from nbloader.remedies.kept import keep_results
 from nbloader.remedies.remedy import Proposal
 from nbloader.remedies.site import Site
@@ -22,9 +23,13 @@ READERS = (
     "scipy.io.loadmat",
 )
 
+WHOLE = "The whole file is read and parsed for each sample, although the sample is a part of it."
+ONCE = "Read the file once, in __init__ or as below, and take each sample from what it contains."
+SHORT = "Read the file once, in __init__"
+
 
 class ReadEachTime:
-    """`pd.read_csv(...)`, `np.load(...)`: each worker can read a file once and keep it."""
+    """`pd.read_csv(...)`, `open(self.path).readlines()`: each worker can read a file once and keep it."""
 
     name = "read-each-time"
 
@@ -43,7 +48,8 @@ class ReadEachTime:
             )  # fmt: skip
             if found:
                 return found
-        return []
+        whole = [part.proposal(site, WHOLE, ONCE, SHORT) for part in constant_parts(site) if part.reads]
+        return [proposal for proposal in whole if proposal is not None]
 
 
 REMEDY = ReadEachTime()

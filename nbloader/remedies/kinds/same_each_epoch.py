@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-import copy
-import os
 import textwrap
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -12,8 +10,9 @@ from typing import NamedTuple
 from nbloader._platform import available_memory
 from nbloader.cache.sample_cache import MEMORY_SHARE
 from nbloader.remedies import flow
+from nbloader.remedies.moved import Arguments, are_whole_lines, text_of
 from nbloader.remedies.remedy import Proposal
-from nbloader.remedies.site import UNKNOWN, Edit, Node, Site
+from nbloader.remedies.site import UNKNOWN, Edit, Site
 
 WHY = "This part of the sample is the same in each epoch, but it is computed every time."
 INSTEAD = (
@@ -22,8 +21,6 @@ INSTEAD = (
 )
 SINGLE_ELEMENTS = 2
 """Number of loops inside which an expression is a single element, such as a pixel, which is too small for the cache."""
-LONG = 100_000
-"""Size of an array or a list from which it is no argument of what is kept, bytes."""
 LIGHT = ("int", "len", "str", "float", "bool", "divmod", "min", "max", "range", "abs", "isinstance", "tuple", "dict")
 LIGHT_METHODS = (
     "format",
@@ -122,10 +119,10 @@ def _is_light(site: Site, stmt: ast.stmt) -> bool:
 
 def _of_part(site: Site, part: _Part) -> Proposal | None:
     """Propose to keep what some statements assign; None if they cannot be a function of their own."""
-    if isinstance(site.tree, ast.AsyncFunctionDef) or not _are_whole_lines(site, part.kept):
+    if isinstance(site.tree, ast.AsyncFunctionDef) or not are_whole_lines(site, part.kept):
         return None
     available = {*flow.parameters(site), *flow.assigned(part.before), *site.function.__code__.co_freevars}
-    given = _Arguments(site, part.kept, available)
+    given = Arguments(site, part.kept, available)
     later = flow.read(part.after)
     results = [name for name in flow.assigned(part.kept) if name in later]
     certain = flow.always_assigned(part.kept)
@@ -133,8 +130,7 @@ def _of_part(site: Site, part: _Part) -> Proposal | None:
     names = given.names_with([one for one in results if one in available and one not in certain])
     if given.impossible or not (results or returns) or any(one not in certain and one not in names for one in results):
         return None
-    text = site.rewritten(*given.edits, part=(part.kept[0], part.kept[-1]))
-    text = textwrap.dedent(" " * part.kept[0].col_offset + text)
+    text = text_of(site, part.kept, given.edits)
     text += "" if returns else f"\nreturn {', '.join(results)}"
     call = f"{_name(site)}({', '.join(names.values())})"
     call = f"return {call}" if returns else f"{', '.join(results)} = {call}"
@@ -146,7 +142,7 @@ def _of_part(site: Site, part: _Part) -> Proposal | None:
 
 def _of_value(site: Site, value: ast.expr) -> Proposal | None:
     """Propose to keep an expression; None if it cannot be a function of its own."""
-    given = _Arguments(site, [value], set(site.local(value)) | set(site.function.__code__.co_freevars))
+    given = Arguments(site, [value], set(site.local(value)) | set(site.function.__code__.co_freevars))
     if given.impossible:
         return None
     names = given.names_with([])
@@ -167,122 +163,6 @@ def _function(site: Site, names: Sequence[str], text: str) -> str:
     imports = f"{module.helper}\n\n" if module.helper else ""
     body = textwrap.indent(text, "    ")
     return f"{imports}@{module.name}.cached\ndef {_name(site)}({', '.join(names)}):\n{body}\n"
-
-
-def _are_whole_lines(site: Site, kept: Sequence[ast.stmt]) -> bool:
-    """Whether statements share no line with others, and have no strings whose indentation counts."""
-    lines = site.source.splitlines()
-    before = lines[kept[0].lineno - 1].encode()[: kept[0].col_offset]
-    last = kept[-1].end_lineno or kept[-1].lineno
-    after = lines[last - 1].encode()[kept[-1].end_col_offset or 0 :].strip()
-    texts = [node for node in flow.inside(kept) if isinstance(node, (ast.Constant, ast.JoinedStr))]
-    return not before.strip() and after[:1] in (b"", b"#") and all(node.lineno == node.end_lineno for node in texts)
-
-
-class _Arguments(ast.NodeTransformer):
-    """Makes arguments of the attributes of `self` in some code, and of the items of such attributes.
-
-    Args:
-        site: The slow line.
-        nodes: The code.
-        available: Names that have a value before the code is run.
-    """
-
-    def __init__(self, site: Site, nodes: Sequence[Node], available: set[str]) -> None:
-        self._site = site
-        self._before = available - set(flow.assigned(nodes))
-        self._text_depth = 0
-        self.names: dict[str, str] = {}
-        """Expressions by the names of the arguments."""
-        self.edits: list[Edit] = []
-        """What is replaced in the code."""
-        self.impossible = isinstance(site.tree, ast.AsyncFunctionDef) or not all(
-            flow.can_move(site, [node.value if isinstance(node, ast.Return) and node.value is not None else node])
-            for node in nodes
-        )
-        """Whether there is a method of `self`, the whole of `self`, or something random."""
-        self.nodes = [self.visit(copy.deepcopy(node)) for node in nodes]
-        """The code, with the arguments."""
-        self.local = [name for name in flow.read(self.nodes) if name in available and name not in self.names]
-        """Names that the code reads."""
-        self.impossible |= bool(self._instance) and self._instance in self.local
-
-    def names_with(self, others: Sequence[str]) -> dict[str, str]:
-        """Return the arguments, with some other names, and their expressions."""
-        read = dict.fromkeys([*flow.read(self.nodes), *others])
-        return {name: self.names.get(name, name) for name in read if name in {*self.names, *self.local, *others}}
-
-    @property
-    def _instance(self) -> str:
-        return self._site.instance if self._site.owner is not None else ""
-
-    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
-        """Replace `self.path` by `path`."""
-        if not self._is_own(node):
-            return self.generic_visit(node)
-        value = self._site.target(node)
-        cls = type(self._site.owner)
-        if callable(getattr(cls, node.attr, None)):
-            inner = next((vars(base)[node.attr] for base in cls.__mro__ if node.attr in vars(base)), None)
-            known = self._site.function.__globals__.get(cls.__name__) is cls
-            self.impossible |= not (known and isinstance(inner, (staticmethod, classmethod)))
-            return self._replaced(node, ast.Attribute(ast.Name(cls.__name__, ast.Load()), node.attr, ast.Load()))
-        size = 8 * len(value) if isinstance(value, (list, dict)) else getattr(value, "nbytes", 0)
-        self.impossible |= size > LONG  # its contents would be compared for each sample
-        return self._argument(node, node.attr)
-
-    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
-        """Replace `self.paths[i]` by an argument: a key of all paths would be computed for each sample."""
-        if isinstance(node.value, ast.Attribute) and self._is_own(node.value) and self._is_known(node.slice):
-            return self._argument(node, f"one_of_{node.value.attr.strip('_')}")
-        return self.generic_visit(node)
-
-    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
-        """Replace `self.folder + "/" + name` by a path."""
-        return self._argument(node, "path") if self._is_path(node) else self.generic_visit(node)
-
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        """Replace `os.path.join(self.folder, name)` by a path."""
-        joins = self._site.target(node.func) is os.path.join and self._is_path(node)
-        return self._argument(node, "path") if joins else self.generic_visit(node)
-
-    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.AST:
-        """Replace the whole of an f-string: Python 3.11 does not know the places of its parts."""
-        if self._is_path(node):
-            return self._argument(node, "path")
-        before = ast.unparse(node)
-        self._text_depth += 1
-        found = self.generic_visit(node)
-        self._text_depth -= 1
-        return found if ast.unparse(found) == before else self._replaced(node, found)
-
-    def _is_path(self, node: ast.expr) -> bool:
-        """Whether an expression makes a path from an attribute of `self`: changes of a file are noticed by its path."""
-        own = [inner for inner in ast.walk(node) if isinstance(inner, ast.Attribute) and self._is_own(inner)]
-        texts = [inner for inner in own if isinstance(self._site.target(inner), (str, os.PathLike))]
-        return bool(texts) and self._is_known(node)
-
-    def _is_known(self, node: ast.expr) -> bool:
-        """Whether the value of an expression is known before the code is run."""
-        local = [name for name in flow.read([node]) if name in self._site.function.__code__.co_varnames]
-        return self._before.issuperset(local)
-
-    def _is_own(self, node: ast.Attribute) -> bool:
-        return bool(self._instance) and isinstance(node.value, ast.Name) and node.value.id == self._instance
-
-    def _argument(self, node: ast.expr, name: str) -> ast.AST:
-        text = ast.unparse(node)
-        name = name.lstrip("_") or "value"
-        taken = {inner.id for inner in self._site.body if isinstance(inner, ast.Name)}
-        while name in taken or self.names.get(name, text) != text:
-            name += "_"
-        self.names[name] = text
-        return self._replaced(node, ast.Name(name, ast.Load()))
-
-    def _replaced(self, node: ast.expr, new: ast.AST) -> ast.AST:
-        if not self._text_depth:
-            self.edits.append(Edit(node, ast.unparse(new)))
-        return new
 
 
 def _values(site: Site) -> list[ast.expr]:

@@ -1,0 +1,24 @@
+"""A constant that is computed for each sample, such as a window, a grid, a lookup table or a sorted list."""
+
+from __future__ import annotations
+
+from nbloader.remedies.constants import constant_parts
+from nbloader.remedies.remedy import Proposal
+from nbloader.remedies.site import Site
+
+WHY = "This does not depend on the index, but it is computed again for each sample."
+INSTEAD = "Compute it once, in __init__ or as below. What is returned is one object for all samples: do not change it."
+
+
+class ComputedEachTime:
+    """`np.hanning(self.n)`, `sorted(self.names)`, `{name: n for n, name in enumerate(self.names)}`: computed once."""
+
+    name = "computed-each-time"
+
+    def propose(self, site: Site) -> list[Proposal]:
+        """See `Remedy`."""
+        found = [part.proposal(site, WHY, INSTEAD, "") for part in constant_parts(site) if not part.reads]
+        return [proposal for proposal in found if proposal is not None]
+
+
+REMEDY = ComputedEachTime()

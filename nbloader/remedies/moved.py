@@ -1,0 +1,140 @@
+"""Code that is moved to a function of its own: what becomes an argument, and the text."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import os
+import textwrap
+from collections.abc import Sequence
+
+from nbloader.remedies import flow
+from nbloader.remedies.site import Edit, Node, Site
+
+LONG = 100_000
+"""Size of an array or a list from which it is no argument of what is kept, bytes."""
+
+
+def are_whole_lines(site: Site, kept: Sequence[ast.stmt]) -> bool:
+    """Whether statements share no line with others, and have no strings whose indentation counts."""
+    lines = site.source.splitlines()
+    before = lines[kept[0].lineno - 1].encode()[: kept[0].col_offset]
+    last = kept[-1].end_lineno or kept[-1].lineno
+    after = lines[last - 1].encode()[kept[-1].end_col_offset or 0 :].strip()
+    texts = [node for node in flow.inside(kept) if isinstance(node, (ast.Constant, ast.JoinedStr))]
+    return not before.strip() and after[:1] in (b"", b"#") and all(node.lineno == node.end_lineno for node in texts)
+
+
+def text_of(site: Site, nodes: Sequence[ast.stmt], edits: Sequence[Edit]) -> str:
+    """Return the source of statements without their indentation, with some nodes replaced."""
+    first, last = nodes[0], nodes[-1]
+    return textwrap.dedent(" " * first.col_offset + site.rewritten(*edits, part=(first, last)))
+
+
+class Arguments(ast.NodeTransformer):
+    """Makes arguments of the attributes of `self` in some code, and of the items of such attributes.
+
+    Args:
+        site: The slow line.
+        nodes: The code.
+        available: Names that have a value before the code is run.
+        by_contents: Whether the contents of the arguments are compared for each sample.
+    """
+
+    def __init__(self, site: Site, nodes: Sequence[Node], available: set[str], *, by_contents: bool = True) -> None:
+        self._site = site
+        self._by_contents = by_contents
+        self._before = available - set(flow.assigned(nodes))
+        self._text_depth = 0
+        self.names: dict[str, str] = {}
+        """Expressions by the names of the arguments."""
+        self.edits: list[Edit] = []
+        """What is replaced in the code."""
+        self.impossible = isinstance(site.tree, ast.AsyncFunctionDef) or not all(
+            flow.can_move(site, [node.value if isinstance(node, ast.Return) and node.value is not None else node])
+            for node in nodes
+        )
+        """Whether there is a method of `self`, the whole of `self`, or something random."""
+        self.nodes = [self.visit(copy.deepcopy(node)) for node in nodes]
+        """The code, with the arguments."""
+        self.local = [name for name in flow.read(self.nodes) if name in available and name not in self.names]
+        """Names that the code reads."""
+        self.impossible |= bool(self._instance) and self._instance in self.local
+
+    def names_with(self, others: Sequence[str]) -> dict[str, str]:
+        """Return the arguments, with some other names, and their expressions."""
+        read = dict.fromkeys([*flow.read(self.nodes), *others])
+        return {name: self.names.get(name, name) for name in read if name in {*self.names, *self.local, *others}}
+
+    @property
+    def _instance(self) -> str:
+        return self._site.instance if self._site.owner is not None else ""
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        """Replace `self.path` by `path`."""
+        if not self._is_own(node):
+            return self.generic_visit(node)
+        value = self._site.target(node)
+        cls = type(self._site.owner)
+        if callable(getattr(cls, node.attr, None)):
+            inner = next((vars(base)[node.attr] for base in cls.__mro__ if node.attr in vars(base)), None)
+            known = self._site.function.__globals__.get(cls.__name__) is cls
+            self.impossible |= not (known and isinstance(inner, (staticmethod, classmethod)))
+            return self._replaced(node, ast.Attribute(ast.Name(cls.__name__, ast.Load()), node.attr, ast.Load()))
+        size = 8 * len(value) if isinstance(value, (list, dict)) else getattr(value, "nbytes", 0)
+        self.impossible |= self._by_contents and size > LONG
+        self.impossible |= isinstance(getattr(cls, node.attr, None), property)  # it may return another object each time
+        return self._argument(node, node.attr)
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        """Replace `self.paths[i]` by an argument: a key of all paths would be computed for each sample."""
+        if isinstance(node.value, ast.Attribute) and self._is_own(node.value) and self._is_known(node.slice):
+            return self._argument(node, f"one_of_{node.value.attr.strip('_')}")
+        return self.generic_visit(node)
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        """Replace `self.folder + "/" + name` by a path."""
+        return self._argument(node, "path") if self._is_path(node) else self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        """Replace `os.path.join(self.folder, name)` by a path."""
+        joins = self._site.target(node.func) is os.path.join and self._is_path(node)
+        return self._argument(node, "path") if joins else self.generic_visit(node)
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.AST:
+        """Replace the whole of an f-string: Python 3.11 does not know the places of its parts."""
+        if self._is_path(node):
+            return self._argument(node, "path")
+        before = ast.unparse(node)
+        self._text_depth += 1
+        found = self.generic_visit(node)
+        self._text_depth -= 1
+        return found if ast.unparse(found) == before else self._replaced(node, found)
+
+    def _is_path(self, node: ast.expr) -> bool:
+        """Whether an expression makes a path from an attribute of `self`: changes of a file are noticed by its path."""
+        own = [inner for inner in ast.walk(node) if isinstance(inner, ast.Attribute) and self._is_own(inner)]
+        texts = [inner for inner in own if isinstance(self._site.target(inner), (str, os.PathLike))]
+        return bool(texts) and self._is_known(node)
+
+    def _is_known(self, node: ast.expr) -> bool:
+        """Whether the value of an expression is known before the code is run."""
+        local = [name for name in flow.read([node]) if name in self._site.function.__code__.co_varnames]
+        return self._before.issuperset(local)
+
+    def _is_own(self, node: ast.Attribute) -> bool:
+        return bool(self._instance) and isinstance(node.value, ast.Name) and node.value.id == self._instance
+
+    def _argument(self, node: ast.expr, name: str) -> ast.AST:
+        text = ast.unparse(node)
+        name = name.lstrip("_") or "value"
+        taken = {inner.id for inner in self._site.body if isinstance(inner, ast.Name)}
+        while name in taken or self.names.get(name, text) != text:
+            name += "_"
+        self.names[name] = text
+        return self._replaced(node, ast.Name(name, ast.Load()))
+
+    def _replaced(self, node: ast.expr, new: ast.AST) -> ast.AST:
+        if not self._text_depth:
+            self.edits.append(Edit(node, ast.unparse(new)))
+        return new
