@@ -189,13 +189,13 @@ def test_nothing_accumulates_without_views(loader: FakeLoader, screen: Screen) -
 
 @pytest.mark.parametrize("name", ["code", "panels", "styles", "bokeh"])
 def test_the_browser_gets_its_assets_from_the_kernel(loader: FakeLoader, screen: Screen, name: str) -> None:
-    say(widget.dashboard_of(loader), kind="asset", name=name)
+    widget.dashboard_of(loader).widget._handle_custom_msg({"kind": "asset", "name": name}, [])
     assert screen.next("asset")["data"][0][:2] == b"\x1f\x8b"
 
 
 def test_an_unknown_message_is_ignored(loader: FakeLoader, screen: Screen) -> None:
     dashboard = widget.dashboard_of(loader)
-    say(dashboard, kind="asset", name="../../secret")
+    dashboard.widget._handle_custom_msg({"kind": "asset", "name": "../../secret"}, [])
     say(dashboard, kind="something")
     say(dashboard, kind="command", name="format the disk")
     dashboard._respond({"kind": "request", "panel": "nowhere"})

@@ -164,6 +164,9 @@ class Drawer {
   }
 }
 
+// Called once the widget exists, maybe before it is shown.
+export const prepare = ({ asset, load }) => loadModules("panels", asset, load);
+
 export async function mount({ model, el, host, styles, asset, load }) {
   const modules = await loadModules("panels", asset, load);
   // BokehJS attaches itself to `this`: give it an object of our own, so that another Bokeh on the page is not touched.

@@ -162,8 +162,6 @@ class Dashboard:
         if self._silence.heard():
             self._static_due = True
             self._publisher.wake()
-        if self.widget.serve(message):
-            return
         if kind == "ready":
             self._views.add(str(view))
             self._full_due = True

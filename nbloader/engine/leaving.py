@@ -17,10 +17,14 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from nbloader.engine.timeouts import START_LIMIT
-from nbloader.metrics.rates import STUCK_S, STUCK_TIMES
+from nbloader.metrics.stuck import STUCK_S, STUCK_TIMES
 from nbloader.workers.api import WorkerHandle, WorkerPool
 from nbloader.workers.messages import WorkerMessage
+
+START_LIMIT = 30.0
+"""Seconds that a worker may take to start, or to produce the first batch of a loader, after it was told to leave. With
+`on_timeout='restart'` (see `timeouts`) any worker may take as long to start, even if `timeout` is shorter: a restart
+would only make the worker start over."""
 
 _clock = time.perf_counter_ns
 

@@ -7,15 +7,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from nbloader.engine.fork_watch import ForkWatch
+from nbloader.engine.leaving import START_LIMIT
 from nbloader.events.failures import abbreviated
 from nbloader.events.gauges import WorkerGauge
 
 DELAY_NOTICE = 30.0
 """Seconds after which a notice in the cell says what the loop is waiting for, if there is no `timeout`."""
-START_LIMIT = 30.0
-"""Seconds that a worker may take to start with `on_timeout='restart'`, even if `timeout` is shorter: a restart would
-only make the worker start over. A worker that is to leave may take as long to start, too, or to produce the first batch
-of a loader (see `leaving`)."""
 PAUSE_NOTICE = 5.0
 """Seconds after which a notice in the cell says that the loader is paused, if the loop waits for its first batch."""
 

@@ -12,12 +12,14 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from nbloader._platform import open_files_limit, processes_limit
 from nbloader._util.format import plural
-from nbloader.events.records import BatchFailed, SampleFailed
 from nbloader.events.remote_errors import ErrorInfo, SampleFailure, add_note, rebuild
+
+if TYPE_CHECKING:
+    from nbloader.events.records import BatchFailed, SampleFailed
 
 NAMED = 8
 """Maximum number of dataset indices in the event of a batch that failed."""
@@ -63,6 +65,8 @@ class WorkerFailure(_NoBatch):
             number: Batch number.
             indices: The dataset indices of the batch.
         """
+        from nbloader.events.records import BatchFailed  # 20 ms, which a process without failures need not spend
+
         sample = indices[self.position] if self.position >= 0 else None
         first = _first_of(indices)
         return BatchFailed(now, epoch, number, self.worker, sample, self.error.summary, self.stage, first)
@@ -106,6 +110,8 @@ def samples_failed(
         worker: Worker id; -1 for the notebook's own process.
         batched: Whether samples are batched.
     """
+    from nbloader.events.records import SampleFailed
+
     now = time.perf_counter_ns()
     for failure in failures:
         sample = (indices[failure.position] if failure.position >= 0 else None) if batched else indices

@@ -90,12 +90,20 @@ class Explore:
         if host() is None:
             print(INSTEAD)  # noqa: T201 - as the dashboard would be in the output of a cell
             return None
-        from nbloader.explorer.widget import Explorer
+        from nbloader.explorer.assets import ASSETS, TEXT
+        from nbloader.frontend.live import LiveWidget
 
-        return Explorer(
-            x, tuple(self._renderers), num_workers=num_workers, workers=workers, seed=seed, buffer=buffer,
-            normalization=normalization, kinds=kinds, tokenizer=tokenizer, split=split,
-        )  # fmt: skip
+        widget = LiveWidget(ASSETS, TEXT)  # the page loads the view while this process imports the rest
+        try:
+            from nbloader.explorer.widget import Explorer
+
+            return Explorer(
+                x, tuple(self._renderers), num_workers=num_workers, workers=workers, seed=seed, buffer=buffer,
+                normalization=normalization, kinds=kinds, tokenizer=tokenizer, split=split, widget=widget,
+            )  # fmt: skip
+        except BaseException:
+            widget.close()
+            raise
 
     def renderer(self, applies: str | type | Callable[[str, Any], bool]) -> Callable[[F], F]:
         """Register a function that converts a value of a sample to something that can be drawn.

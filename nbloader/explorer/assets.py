@@ -16,6 +16,9 @@ def styles() -> str:
     return with_base((HERE / "explorer.css").read_text("utf-8"))
 
 
+TEXT = "nbloader explorer"
+"""The plain-text form of a widget. It is constant, so that executed notebooks can be compared."""
+
 ASSETS = Assets(
     {
         "code": lambda: with_helpers(

@@ -22,14 +22,12 @@ from IPython import get_ipython
 from nbloader._util.threads import in_this_context
 from nbloader._util.weak import weakly
 from nbloader.explorer import static
-from nbloader.explorer.assets import styles
+from nbloader.explorer.assets import TEXT, styles
 from nbloader.explorer.fetcher import SampleFetcher
 from nbloader.frontend.live import LiveWidget
 from nbloader.frontend.outputs import display, display_widget, running_cell
 from nbloader.frontend.silence import Silence, advice
 
-TEXT = "nbloader explorer"
-"""The plain-text form. It is constant, so that executed notebooks can be compared."""
 STATIC_PAUSE = 1.0
 """Seconds without new samples after which the static form is written."""
 FIRST = 24

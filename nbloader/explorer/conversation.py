@@ -25,9 +25,8 @@ from nbloader._util.format import clean
 from nbloader._util.weak import weakly
 from nbloader.errors import ReplayError
 from nbloader.explorer.arrangement import MAX_NOTES, Arrangement, Listed
-from nbloader.explorer.assets import ASSETS
 from nbloader.explorer.batch_samples import WHOLE, BatchSamples, facts
-from nbloader.explorer.cell_output import FIRST, TEXT, CellOutput
+from nbloader.explorer.cell_output import FIRST, CellOutput
 from nbloader.explorer.embedding import Embedding
 from nbloader.explorer.fetcher import SampleFetcher
 from nbloader.explorer.problems import KINDS
@@ -60,6 +59,7 @@ class Conversation:
     methods, do not keep it alive.
 
     Args:
+        widget: The widget, of which each view in the browser is a view.
         source: The samples.
         loader: Returns the loader that they belong to; None if there is none, or if it was garbage-collected.
         table: Gets facts about the samples that are read.
@@ -69,6 +69,7 @@ class Conversation:
 
     def __init__(
         self,
+        widget: LiveWidget,
         source: Source,
         loader: Callable[[], FollowedLoader | None],
         table: SampleTable,
@@ -93,8 +94,7 @@ class Conversation:
         self._closed = False
         self._lock = threading.RLock()
 
-        self.widget = LiveWidget(ASSETS, TEXT)
-        """The widget, of which each view in the browser is a view."""
+        self.widget = widget
         on_message = weakly(self._on_message)
         self.widget.on_msg(lambda _widget, message, _buffers: on_message(message))
         self.fetcher = create_fetcher(
@@ -283,7 +283,7 @@ class Conversation:
 
     def _on_message(self, message: Mapping[str, Any]) -> None:
         self.output.heard()
-        if self._closed or self.widget.serve(message):
+        if self._closed:
             return
         handler = self._handlers.get(str(message.get("kind")))
         if handler is not None:

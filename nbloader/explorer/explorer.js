@@ -25,6 +25,9 @@ function caption(card) {
   return card.error !== undefined ? "failed" : card.caption.map((at) => card.fields[at].summary).join(" · ");
 }
 
+// Called once the widget exists, maybe before it is shown.
+export const prepare = ({ asset, load }) => loadModules("kinds", asset, load);
+
 export async function mount({ model, el, styles, asset, load }) {
   const drawing = new Drawing(await loadModules("kinds", asset, load));
   addStyles(el, "nbx-styles", styles);

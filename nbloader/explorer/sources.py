@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from nbloader._util.format import clean
 from nbloader.batch.rows import is_in_memory
-from nbloader.events import EventBus
 from nbloader.explorer.adapters import Adapted, Stream
 from nbloader.explorer.batch_samples import BatchSamples
 from nbloader.explorer.declarations import class_names, root_of, tokenizer_of
@@ -21,6 +20,9 @@ from nbloader.explorer.versions import Versions
 from nbloader.workers.fetcher import is_async
 from nbloader.workers.in_process import SampleDelivery
 from nbloader.workers.registry import kind_class
+
+if TYPE_CHECKING:
+    from nbloader.events import EventBus
 
 
 class FollowedLoader(Protocol):

@@ -16,8 +16,8 @@ from nbloader._util import rng
 from nbloader.errors import NbloaderError
 from nbloader.explorer.adapters import Adapted
 from nbloader.explorer.arrangement import EACH, Listed
+from nbloader.explorer.assets import ASSETS, TEXT
 from nbloader.explorer.batch_samples import BatchSamples
-from nbloader.explorer.cell_output import TEXT
 from nbloader.explorer.conversation import Conversation
 from nbloader.explorer.describer import Renderer
 from nbloader.explorer.embedding import Embedding, Method
@@ -30,6 +30,7 @@ from nbloader.explorer.scan import spread
 from nbloader.explorer.sources import Source, source_of
 from nbloader.explorer.table import Row, SampleTable
 from nbloader.explorer.versions import Versions, renewed
+from nbloader.frontend.live import LiveWidget
 from nbloader.frontend.outputs import html_for_marimo
 from nbloader.workers.fetcher import is_async
 from nbloader.workers.in_process import as_in_worker
@@ -55,6 +56,7 @@ class Explorer:
         kinds: See `nbloader.explore`.
         tokenizer: See `nbloader.explore`.
         split: See `nbloader.explore`.
+        widget: A widget with the assets of the explorer; None creates one.
 
     Raises:
         TypeError: `x` has no samples.
@@ -74,6 +76,7 @@ class Explorer:
         kinds: Mapping[str, str] | None = None,
         tokenizer: Any = None,
         split: str | int | None = None,
+        widget: LiveWidget | None = None,
     ) -> None:
         source = source_of(x, buffer, split)
         if tokenizer is not None:
@@ -97,7 +100,8 @@ class Explorer:
             seed=seed,
         )
         self._table = SampleTable()
-        self._conversation = Conversation(self._source, self._loader, self._table, create_fetcher, notes)
+        widget = widget or LiveWidget(ASSETS, TEXT)
+        self._conversation = Conversation(widget, self._source, self._loader, self._table, create_fetcher, notes)
         self._fetcher = self._conversation.fetcher
         self._output = self._conversation.output
         self.widget = self._conversation.widget

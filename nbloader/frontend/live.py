@@ -1,15 +1,17 @@
 """A widget whose saved state is only a stub, which requests everything else from the kernel.
 
-    stub.js -> {"kind": "asset", "name": ...} -> LiveWidget.serve -> the asset, gzipped, as a binary buffer
+    stub.js -> {"kind": "asset", "name": ...} -> LiveWidget -> the asset, gzipped, as a binary buffer
     view.js: helpers that all views share; prepended to the code of each view, in the same module
 
-A saved notebook stays small, nothing comes from a CDN, and no port is opened.
+The page requests the assets as soon as the widget exists, which may be before it is shown. A saved notebook stays
+small, nothing comes from a CDN, and no port is opened.
 """
 
 from __future__ import annotations
 
 import gzip
 import hashlib
+import json
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -72,7 +74,8 @@ class Assets:
         """Return the module in the widget's state. Its version changes with the assets, so pages never mix them."""
         small = [read() for name, read in self._sources.items() if name not in self._large]
         digest = hashlib.sha256(b"".join(small)).hexdigest()[:12]
-        return self._stub.replace("__VERSION__", f"{digest}-{self._version}")
+        names = [name for name in self._sources if name not in self._large]
+        return self._stub.replace("__VERSION__", f"{digest}-{self._version}").replace("__FILES__", json.dumps(names))
 
 
 class LiveWidget(anywidget.AnyWidget):
@@ -88,6 +91,7 @@ class LiveWidget(anywidget.AnyWidget):
         self._assets = assets
         self._text = text
         super().__init__()
+        self.on_msg(_serve)
         comm.adopt(self.comm)
 
     def __repr__(self) -> str:
@@ -107,11 +111,13 @@ class LiveWidget(anywidget.AnyWidget):
             self.open()
             comm.adopt(self.comm)
 
-    def serve(self, message: Mapping[str, Any]) -> bool:
-        """Send an asset if the message requests one. Return whether the message is such a request."""
-        if message.get("kind") != "asset":
-            return False
-        packed = self._assets.packed(str(message.get("name")))
+    def serve(self, name: str) -> None:
+        """Send an asset to the browser, if there is one of this name."""
+        packed = self._assets.packed(name)
         if packed is not None:
-            self.send({"kind": "asset", "name": message["name"]}, buffers=[packed])
-        return True
+            self.send({"kind": "asset", "name": name}, buffers=[packed])
+
+
+def _serve(widget: LiveWidget, message: Mapping[str, Any], _buffers: object) -> None:
+    if message.get("kind") == "asset":
+        widget.serve(str(message.get("name")))

@@ -47,8 +47,6 @@ from nbloader.metrics.evidence import (
 )
 from nbloader.metrics.rates import (
     FIRST_STUCK_S,
-    STUCK_S,
-    STUCK_TIMES,
     FirstBatch,
     FirstBatchPace,
     Rates,
@@ -72,6 +70,7 @@ from nbloader.metrics.stage_times import (
     stage_stats,
     upload_stats,
 )
+from nbloader.metrics.stuck import STUCK_S, STUCK_TIMES
 from nbloader.metrics.time_series import TimeSeries
 from nbloader.metrics.usage import Usage
 from nbloader.metrics.worker_count import WorkerCount

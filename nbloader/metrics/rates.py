@@ -13,15 +13,12 @@ from nbloader.events import BatchRecord
 from nbloader.events.gauges import FetchProgress, Gauges, ProducedBatch
 from nbloader.events.pauses import Pauses
 from nbloader.metrics.stage_times import elapsed_ns, median, returned_at, share_of
+from nbloader.metrics.stuck import STUCK_S, STUCK_TIMES
 
 RATE_NS = 5_000_000_000
 """Length of the "last seconds", over which rates are computed, ns."""
 RATE_BATCHES = 4
 """Minimum number of batches over which rates are computed, regardless of how long they took."""
-STUCK_S, STUCK_TIMES = 2.0, 10
-"""A worker is stuck if it has been processing a batch for longer than `STUCK_S` seconds and for more than `STUCK_TIMES`
-times the median time to produce one. A loop is stalled if it has been waiting for longer than `STUCK_S` seconds and for
-more than `STUCK_TIMES` times both that median and the median wait."""
 FIRST_STUCK_S = 10.0
 """Before the first batch of an epoch was delivered, a worker is stuck only after this many seconds: its first batch may
 open files and import modules."""

@@ -128,7 +128,6 @@ class Player:
 
         if self._widget is None:
             self._widget = LiveWidget(self._assets(), TEXT)
-            self._widget.on_msg(lambda widget, message, _buffers: widget.serve(message))
         self._widget.reopen()
         return self._widget
 
