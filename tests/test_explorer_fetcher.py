@@ -213,7 +213,7 @@ def test_a_hung_sample_can_be_given_up_and_the_others_are_read_meanwhile(monkeyp
         assert Request(4) not in reader.read
         reader.fetcher.give_up(4)
         (given_up,) = reader.wait_for(4)
-        assert "Given up after" in given_up["error"]
+        assert "nbloader gave up after" in given_up["error"]
         release.set()
         del reader.read[Request(4)]
         reader.fetcher.retry([4])

@@ -307,6 +307,6 @@ def test_hostile_samples_are_shown_and_one_that_hangs_is_given_up(opened):
     explorer._fetcher.give_up(0)
     index, sample = came.get(timeout=TIMEOUT)
     assert index == 0
-    assert "Given up after" in json.loads(sample.content)["error"]
+    assert "nbloader gave up after" in json.loads(sample.content)["error"]
     assert time.monotonic() - began < TIMEOUT
     release.set()

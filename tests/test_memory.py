@@ -106,4 +106,4 @@ def test_a_loader_with_little_memory_loads_few_batches_ahead_and_says_so_once(ch
     assert most[0] <= 6  # the limit counts what has arrived by then, and two threads have begun one each
     said = capsys.readouterr().err
     assert said.count("nbloader: a batch takes 131 kB, and 250 kB of memory is available, so ") == 1
-    assert "not 16. A smaller batch_size" in said
+    assert "ahead instead of 16. A smaller batch_size" in said

@@ -69,7 +69,7 @@ def test_the_cell_says_once_that_samples_are_skipped_and_how_many_were(workers, 
         next(batches)
         line = capfd.readouterr().err
         assert line.startswith("nbloader: sample 3 of batch 0 was skipped"), "at once, not at the end"
-        assert "OSError: no sample 3. Later ones are only counted: loader.stats().skipped" in line
+        assert "OSError: no sample 3. Later ones are only counted, in loader.stats().skipped" in line
         next(batches)
         next(batches)
         assert not capfd.readouterr().err

@@ -1037,7 +1037,7 @@ SHORT = {
     "List the files once, in __init__": ["os.listdir(self.path)"],
     "Convert the data frame to arrays once": ["self.frame.iloc[i]"],
     "Remove the print call": ["print(i)"],
-    "Replace copy.deepcopy by a copy of what later code changes": ["copy.deepcopy(self.rows)"],
+    "Replace copy.deepcopy with a copy of what later code changes": ["copy.deepcopy(self.rows)"],
     "Decode JPEGs at the size that is used": ["Image.open(self.paths[i]).convert('RGB').resize((64, 64))"],
     "Convert to float in the loop, not in the workers": ["np.asarray(self.rows[i], np.float32) / 255"],
     "Read the file once, in __init__": ["open(self.path).readlines()[i]", "json.load(open('a.json'))[i]"],

@@ -25,7 +25,7 @@ from nbloader.loader import torch_compat
 
 pytestmark = pytest.mark.unit
 TIMEOUT = 90
-NOTICE = "This page does not answer"
+NOTICE = "This page does not respond"
 
 
 class Kernel:

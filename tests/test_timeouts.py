@@ -188,7 +188,8 @@ def test_a_stalled_worker_is_restarted_automatically(tmp_path, capsys, how):
         assert loader.stats().deaths == 0
         assert all(r.attempt >= 2 for r in loader.events.batches() if r.index == 2)
         assert re.search(
-            r"batch 2 did not arrive within 1\.5 s, so worker \d is restarted.* in \w+\.", capsys.readouterr().err
+            r"batch 2 did not arrive within 1\.5 s, so nbloader is restarting worker \d and .* in \w+\.",
+            capsys.readouterr().err,
         )
 
 
@@ -254,7 +255,7 @@ def test_a_stalled_worker_thread_is_abandoned_and_replaced(capsys):
     with DataLoader(Waits(20), 2, num_workers=2, workers="thread", timeout=1, on_timeout="restart") as loader:
         assert flat(loader) == list(range(20))
         assert len(hung) == 1
-        assert re.search(r"so worker \d is restarted.* in __getitem__\.", capsys.readouterr().err)
+        assert re.search(r"so nbloader is restarting worker \d and .* in __getitem__\.", capsys.readouterr().err)
         go.set()
 
 

@@ -445,7 +445,9 @@ def test_where_all_cores_are_in_use_the_result_begins_with_that_and_lists_what_m
         loop(loader, lambda: tuning.finished, [])
         text = str(tuning)
     full, line = cause == "workers_compute_full", cause != "consumer"
-    assert ("only cheaper samples help: all cores are in use. Workers are" in text.partition("\n")[0]) is full
+    assert (
+        "only cheaper samples would help, because all cores are in use. Workers are" in text.partition("\n")[0]
+    ) is full
     assert (tuning.remedies is not None) is line
     assert [one.name for one in tuning.remedies or ()] == ["deep-copy"] * line
     assert ("loader.remedies() tries it on samples" in text) is line

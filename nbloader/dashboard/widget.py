@@ -52,10 +52,11 @@ CLOSING_SECONDS = 2.0
 """Maximum time, in seconds, that a cell that closes a loader waits for the static form to replace the live view."""
 
 CALLS = (
-    "Until then, this form is refreshed every 2 s while a loop takes batches. What the buttons would do, in a cell"
-    " (interrupt the running one first): <code>loader.restart_workers()</code>, <code>loader.pause()</code>,"
-    " <code>loader.step()</code>, <code>loader.resume()</code>, <code>loader.num_workers = 4</code>. With"
-    ' <code>DataLoader(..., timeout=60, on_timeout="restart")</code>, workers that hang are restarted without a click.'
+    "Until then, this view is refreshed every 2 s while a loop takes batches. These calls do in a cell what the"
+    " buttons would do (interrupt the running cell first): <code>loader.restart_workers()</code>,"
+    " <code>loader.pause()</code>, <code>loader.step()</code>, <code>loader.resume()</code>,"
+    ' <code>loader.num_workers = 4</code>. With <code>DataLoader(..., timeout=60, on_timeout="restart")</code>,'
+    " workers that hang are restarted without a click."
 )
 """What to use in place of the live view, as HTML."""
 

@@ -192,7 +192,7 @@ def _why_slow(record: RankRecord, others: Sequence[RankRecord]) -> str:
     steps = [f.step for f in theirs if f.step is not None]
     if mine.step is not None and steps and mine.step > SLOWER * statistics.median(steps):
         usual = duration(statistics.median(steps))
-        return f"Its step takes {duration(mine.step)}, theirs {usual}; it does not wait for data."
+        return f"Its step takes {duration(mine.step)}, and those of the others {usual}. It does not wait for data."
     return "It does not wait for data."
 
 
@@ -227,9 +227,9 @@ def _holding_up(records: Sequence[RankRecord]) -> list[str]:
     most = max(known, key=lambda rank: known[rank].wait_share)
     shares = sorted(f.wait_share for f in known.values())
     if shares[-1] < MATTERS:
-        most_of = f"all {len(known)} wait at most {percent(shares[-1])} of their time"
+        most_of = f"all {len(known)} wait for at most {percent(shares[-1])} of their time"
         return [f"No rank waits for data: the loops of {most_of}."]
-    waiting = f"wait for data {percent(shares[0])} to {percent(shares[-1])} of their time"
+    waiting = f"wait for data for {percent(shares[0])} to {percent(shares[-1])} of their time"
     return [
         f"All {len(known)} ranks produce batches about equally fast, and {waiting}.{_free(known)} {_own(by_rank[most])}"
     ]
@@ -247,12 +247,12 @@ def _compared(mine: Figures, theirs: Sequence[Figures], *, several: bool = False
     """Compare the wait of a rank, and the time of its workers for a batch, with those of others."""
     who = f"The loop of rank {mine.rank}" if several else "Its loop"
     rest = percent(statistics.median([f.wait_share for f in theirs]))
-    text = f"{who} waits {percent(mine.wait_share)} of the time, and the others' {rest}"
+    text = f"{who} waits for {percent(mine.wait_share)} of the time, and those of the others for {rest}."
     makes = [f.make for f in theirs if f.make]
     if mine.make and makes and mine.make > SLOWER * statistics.median(makes):
         usual = duration(statistics.median(makes))
-        text += f"; a batch takes its workers {duration(mine.make)}, and the others' {usual}"
-    return f"{text}."
+        text += f" Its workers take {duration(mine.make)} for a batch, and those of the others {usual}."
+    return text
 
 
 def _gain(known: dict[int, Figures], slow: Sequence[int], base: float) -> str:

@@ -130,8 +130,8 @@ class LongWaits:
             setup = self._group.clean_setup()
         except DatasetTransferError as error:
             self._output.notify(
-                f"nbloader: a worker that was forked from this process hangs {where}: a lock or a thread that it waits "
-                f"for does not exist in a forked process. New interpreters cannot take over: {error}\n"
+                f"nbloader: a worker that was forked from this process hangs {where}, because a lock or a thread that "
+                f"it waits for does not exist in a forked process. New interpreters cannot replace it: {error}\n"
             )
             self._output.show()
             return

@@ -30,10 +30,10 @@ class LostLock(NamedTuple):
         found = " and ".join(self.paths)
         where = next((path for path in self.paths if path.startswith("dataset.")), "dataset.lock")
         return (
-            f"All workers wait for {found or 'a lock'}, which none of them holds: a process that was killed, or has "
-            "died, held it and cannot release it. Restarting the workers does not help. Give the dataset a new lock, "
-            f"such as {where} = multiprocessing.get_context('spawn').Lock(), and call loader.reload() (on another "
-            "thread while the loop runs): no batch is lost."
+            f"All workers wait for {found or 'a lock'}, which none of them holds, because a process died while "
+            "it held the lock. Restarting the workers would not help. Give the dataset a new lock, such as "
+            f"{where} = multiprocessing.get_context('spawn').Lock(), and call loader.reload() (on another thread while "
+            "the loop runs). No batch is lost."
         )
 
 

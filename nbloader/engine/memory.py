@@ -63,7 +63,7 @@ def notice(nbytes: int, available: int, window: int, planned: int) -> str:
         planned: Number of batches that it would request ahead if there were enough memory.
     """
     return (
-        f"nbloader: a batch takes {megabytes(nbytes)}, and {megabytes(available)} of memory is available, so "
-        f"{plural(window, 'batch')} may be requested ahead, not {planned}. A smaller batch_size, prefetch_factor or "
-        "num_workers needs less memory. In a container its memory limit applies.\n"
+        f"nbloader: a batch takes {megabytes(nbytes)}, and {megabytes(available)} of memory is available, so the "
+        f"loader requests {plural(window, 'batch')} ahead instead of {planned}. A smaller batch_size, prefetch_factor "
+        "or num_workers needs less memory. In a container, the memory limit of the container applies.\n"
     )

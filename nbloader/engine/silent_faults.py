@@ -53,16 +53,16 @@ def _equal_numbers(sign: GeneratorDrawn) -> str:
     name = sign.path.rpartition(".")[2]
     made = _INSTEAD.get(sign.kind, sign.kind)
     return (
-        f"The random generator `{sign.path}` of the dataset ({sign.dataset}) gives the same numbers in all workers: "
-        "each has a copy of it in the same state. Draw from random, numpy.random or torch instead, which are seeded "
-        "for each batch; or give each worker another generator, in worker_init_fn: "
+        f"The random generator `{sign.path}` of the dataset ({sign.dataset}) gives the same numbers in all workers, "
+        "because each has a copy of it in the same state. Draw from random, numpy.random or torch instead, which are "
+        "seeded for each batch. Or give each worker its own generator, in worker_init_fn: "
         f"info = torch.utils.data.get_worker_info(); info.dataset.{name} = {made}(info.seed)"
     )
 
 
 def _equal_samples(sign: ShardBegun) -> str:
     return (
-        f"The workers yield the same samples: each iterates over all of the dataset ({sign.dataset}), which does not "
+        f"The workers yield the same samples: each iterates over the whole dataset ({sign.dataset}), which does not "
         "use get_worker_info(), so each sample is delivered once for each worker. Let __iter__ yield a part of the "
         "samples: info = torch.utils.data.get_worker_info(), and then "
         "itertools.islice(samples, info.id, None, info.num_workers)"

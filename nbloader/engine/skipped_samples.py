@@ -37,7 +37,7 @@ class SkippedSamples:
         error = clean(" ".join(event.error.split()))
         return (
             f"nbloader: sample {abbreviated(event.sample)} of batch {event.index} was skipped (on_error='skip'): "
-            f"{error.rstrip('.')}. Later ones are only counted: loader.stats().skipped.\n"
+            f"{error.rstrip('.')}. Later ones are only counted, in loader.stats().skipped.\n"
         )
 
     def exhausted(self, epoch: int) -> str:
@@ -47,7 +47,7 @@ class SkippedSamples:
             return ""
         self._most = count
         return (
-            f"nbloader: {count:,} samples of this epoch were skipped: loader.stats().failed_samples has the last ones "
+            f"nbloader: {count:,} samples of this epoch were skipped. loader.stats().failed_samples has the last ones "
             "with their tracebacks. Later epochs are mentioned only if they skip more.\n"
         )
 

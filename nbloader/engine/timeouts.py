@@ -137,13 +137,13 @@ def timeout_message(
     if not processing and suspect.state == "starting":
         said = (
             f"No worker has begun it: {activity(suspect, now)}. The usual causes are slow imports, a dataset that is "
-            "slow to rebuild, and worker_init_fn: raise timeout, or move that work out of the worker's start."
+            "slow to rebuild, and worker_init_fn. Increase timeout, or move that work out of the worker's start."
         )
     else:
         said = f"{'; '.join(processing) or 'No worker has begun it'}. " + (
             advice
-            or "The usual cause is a slow sample, or a call in the dataset that hangs: restart the worker "
-            f"(loader.restart_workers([{suspect.worker}])), raise timeout, or set on_timeout='restart'."
+            or "The usual cause is a slow sample, or a call in the dataset that hangs. Restart the worker "
+            f"with loader.restart_workers([{suspect.worker}]), increase timeout, or set on_timeout='restart'."
         )
     return (
         f"DataLoader timed out after {timeout:g} seconds: batch {number} did not arrive (waited {waited:.1f} s). {said}"
@@ -170,9 +170,9 @@ def delay_notice(number: int, waited: float, worker: WorkerGauge, now: int, plac
     begin = f"nbloader: this loop has waited {waited:.0f} s for batch {number}."
     said = activity(worker, now, place)
     advice = advice or (
-        "If it hangs, restart it with its button on loader.dashboard() or "
-        f"loader.restart_workers({worker.worker}) on another thread: no batch is lost. "
-        "timeout= and on_timeout='restart' let the loader do so itself."
+        "If it hangs, restart it with its button on loader.dashboard(), or call "
+        f"loader.restart_workers({worker.worker}) on another thread. No batch is lost. "
+        "With timeout= and on_timeout='restart', the loader does so by itself."
     )
     return f"{begin} {said[0].upper()}{said[1:]}. {advice}\n"
 
@@ -181,6 +181,6 @@ def restart_notice(timeout: float, number: int, worker: WorkerGauge, now: int, p
     """Return the notice for a cell whose loader has restarted a worker because of `on_timeout`."""
     said = activity(worker, now, place)
     return (
-        f"nbloader: batch {number} did not arrive within {timeout:g} s, so worker {worker.worker} is restarted and the "
-        f"batch produced again. {said[0].upper()}{said[1:]}.\n"
+        f"nbloader: batch {number} did not arrive within {timeout:g} s, so nbloader is restarting worker "
+        f"{worker.worker} and will produce the batch again. {said[0].upper()}{said[1:]}.\n"
     )

@@ -388,7 +388,14 @@ class WorkerGroup:
             self._ended_server = message.server or self._ended_server
         if poisoned is not None:
             message_text = died_message(
-                poisoned.number, poisoned.indices, MAX_DEATHS, handle.pid, exitcode, reason, tail
+                poisoned.number,
+                poisoned.indices,
+                poisoned.lost_sample,
+                MAX_DEATHS,
+                handle.pid,
+                exitcode,
+                reason,
+                tail,
             )
             self._dispatcher.fail(poisoned, LoaderFailure(WorkerDiedError(message_text)), now)
         if slot.handle is not handle or self.pool is None:
@@ -400,10 +407,10 @@ class WorkerGroup:
         said = f"Its standard error ended with:\n{tail or '(nothing)'}"
         if slot.failed_starts >= MAX_FAILED_STARTS:
             times = f"{slot.failed_starts} times before it was ready"
-            self._fail(WorkerStartError(f"worker {handle.worker} ended {times}; the last time it {reason}. {said}"))
+            self._fail(WorkerStartError(f"worker {handle.worker} ended {times}. The last time, it {reason}. {said}"))
         elif self._deaths > self._config.max_restarts:
-            allowed = f"more than max_restarts={self._config.max_restarts}"
-            self._fail(WorkerDiedError(f"{self._deaths} workers died, {allowed}; the last one {reason}. {said}"))
+            allowed = f"more than max_restarts={self._config.max_restarts} allows"
+            self._fail(WorkerDiedError(f"{self._deaths} workers died, {allowed}. The last one {reason}. {said}"))
         else:
             self._replace(handle.worker, reason)
 
@@ -629,9 +636,9 @@ class WorkerGroup:
         where, self._hang = self._hang, ""
         self.kind.stop_inheriting()
         self._notify(
-            f"nbloader: a worker that was forked from this process hung {where}: a lock or a thread that it waited for "
-            "does not exist in a forked process. Workers that are new interpreters deliver, so this loader uses them "
-            'from now on. Pass multiprocessing_context="forkserver" to start with them.\n'
+            f"nbloader: a worker that was forked from this process hung {where}, because a lock or a thread that it "
+            "waited for does not exist in a forked process. Workers started in new interpreters do deliver batches, so "
+            'this loader uses them from now on. Pass multiprocessing_context="forkserver" to start with them.\n'
         )
 
     # ---- watching -----------------------------------------------------------------------------------------------
@@ -704,8 +711,8 @@ class WorkerGroup:
 def late_error_notice(error: Exception) -> str:
     """Return the notice for a worker error that no consumer got: other workers produced all batches that it took."""
     return (
-        f"nbloader: an error in a worker, while it rebuilt the dataset or ran worker_init_fn: {type(error).__name__}: "
-        f"{error}. Other workers had produced all batches that were taken; the next epoch raises it.\n"
+        f"nbloader: a worker failed while it rebuilt the dataset or ran worker_init_fn: {type(error).__name__}: "
+        f"{error}. Other workers had produced all batches that were taken. The next epoch raises the error.\n"
     )
 
 
@@ -719,5 +726,5 @@ def exit_phrase(exitcode: int | None) -> str:
         name = signal.Signals(-exitcode).name
     except ValueError:
         name = f"signal {-exitcode}"
-    hint = " (often: out of memory)" if -exitcode == signal.SIGKILL else ""
+    hint = " (often because memory ran out)" if -exitcode == signal.SIGKILL else ""
     return f"was killed by {name}{hint}"

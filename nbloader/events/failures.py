@@ -163,11 +163,11 @@ def start_message(worker: int, num_workers: int, error: Exception) -> str:
     if code in (errno.EMFILE, errno.ENFILE):
         limit = open_files_limit()
         return (
-            f"{begin} Each worker needs five file descriptors, and RLIMIT_NOFILE={limit}: use fewer workers, or raise "
-            "`ulimit -n`."
+            f"{begin} Each worker needs five file descriptors, and the limit is RLIMIT_NOFILE={limit}. Use fewer "
+            "workers, or raise the limit with `ulimit -n`."
         )
     if code == errno.EAGAIN:
-        return f"{begin} There are too many processes: use fewer workers, or raise `ulimit -u`."
+        return f"{begin} There are too many processes. Use fewer workers, or raise the limit with `ulimit -u`."
     return begin
 
 
@@ -181,8 +181,8 @@ def thread_message(what: str, error: Exception) -> str:
     limit = processes_limit()
     return (
         f"{what} could not be started while this process had {plural(threading.active_count(), 'thread')}: {error}. "
-        f"There are too many threads or processes (RLIMIT_NPROC={limit}): use fewer workers, end other programs, or "
-        "raise `ulimit -u` or the container's limit of processes."
+        f"There are too many threads or processes (RLIMIT_NPROC={limit}). Use fewer workers, end other programs, or "
+        "raise the limit with `ulimit -u` or in the settings of the container."
     )
 
 
@@ -192,16 +192,19 @@ def descriptors_message(worker: int, num_workers: int) -> str:
     return (
         f"too many open files: a message from worker {worker} (num_workers={num_workers}) could not be received, "
         f"because this process has reached its limit of file descriptors (RLIMIT_NOFILE={limit}). Close files, use "
-        "fewer workers, or raise `ulimit -n`."
+        "fewer workers, or raise the limit with `ulimit -n`."
     )
 
 
-def died_message(number: int, indices: Any, deaths: int, pid: int, exitcode: int | None, reason: str, tail: str) -> str:
+def died_message(
+    number: int, indices: Any, sample: Any, deaths: int, pid: int, exitcode: int | None, reason: str, tail: str
+) -> str:
     """Return the message of `WorkerDiedError` for a batch that killed its workers. It begins like torch's message.
 
     Args:
         number: Batch number.
         indices: Dataset indices of the batch.
+        sample: Dataset index of the sample that the last worker was fetching; None if unknown.
         deaths: Number of workers that died while they processed the batch.
         pid: Process id of the last of these workers.
         exitcode: Exit status of the last worker, or minus the number of the signal that killed it; None if unknown.
@@ -216,10 +219,13 @@ def died_message(number: int, indices: Any, deaths: int, pid: int, exitcode: int
         cause = "The usual cause is a crash in native code or a lack of memory"
     else:
         cause = "The usual cause is a call of sys.exit() or os._exit(), or a KeyboardInterrupt raised there"
+    at = "" if sample is None else f" at sample {abbreviated(sample)}"
+    these = "these samples one by one" if sample is None else "this sample"
     return (
-        f"{begin}: batch {number} (samples {abbreviated(indices)}) ended {deaths} workers in a row; the last one "
-        f"{reason}. "
-        f"{cause}: load these samples one by one with num_workers=1 to find the one that does it. "
+        f"{begin}: batch {number} (samples {abbreviated(indices)}) ended {deaths} workers in a row. The last one "
+        f"{reason}{at}. "
+        f"{cause}. To reproduce it, load {these} with num_workers=1, "
+        "because a crash with num_workers=0 would end the notebook's kernel. "
         f"The worker's standard error ended with:\n"
         f"{tail or '(nothing)'}"
     )

@@ -18,7 +18,7 @@ F = TypeVar("F", bound=Callable[[Any], Any])
 
 INSTEAD = (
     "nbloader: the explorer needs a notebook (Jupyter or marimo). In a script or a terminal look at dataset[i], or "
-    "stop in it with loader.debug(i)."
+    "step through it with loader.debug(i)."
 )
 """What a script or a terminal prints in place of an explorer."""
 

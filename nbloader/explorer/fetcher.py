@@ -365,7 +365,7 @@ class SampleFetcher:
                 self._report_problem(failure(f"{type(error).__name__}: {error}"))
                 return False
             self.kind, self._kind = "thread", None
-            self._on_note(f"Read in threads, since worker processes cannot have it: {clean(error, 300)}")
+            self._on_note(f"Read in threads, because it cannot be sent to worker processes: {clean(error, 300)}")
             return True
         except OSError as error:
             self._report_problem(failure(f"no worker could be started: {error}"))
@@ -461,7 +461,7 @@ class SampleFetcher:
             if reading.request.index in given_up and self._pool is not None:
                 handle = self._pool.handles.get(uid)
                 after = duration(time.monotonic() - reading.began)
-                self._finish(uid, ReadSample(failure(f"Given up after {after}."), [], 0.0, 0.0, failed=True))
+                self._finish(uid, ReadSample(failure(f"nbloader gave up after {after}."), [], 0.0, 0.0, failed=True))
                 if handle is not None:
                     handle.expected = True
                     self._leaving.dismiss(handle)

@@ -98,7 +98,7 @@ def advice(what: str, again: str, calls: str) -> str:
         calls: HTML that says what to use in place of the view.
     """
     return (
-        f'<div class="nbl-silent" role="status"><p><b>This page does not answer, so the {what} is not live.</b>'
+        f'<div class="nbl-silent" role="status"><p><b>This page does not respond, so the {what} is not live.</b>'
         f" {_remedy(again)}</p><p>{calls}</p></div>"
     )
 
@@ -107,7 +107,7 @@ def _remedy(again: str) -> str:
     shell: Any = get_ipython()
     if "google.colab" in sys.modules:
         return (
-            "Colab needs <code>google.colab.output.enable_custom_widget_manager()</code> for this, which was called."
+            "Colab needs <code>google.colab.output.enable_custom_widget_manager()</code>, which nbloader has called."
             f" Reload this page, and run <code>{escape(again)}</code> again."
         )
     if "__vsc_ipynb_file__" in getattr(shell, "user_ns", {}):

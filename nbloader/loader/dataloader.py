@@ -780,7 +780,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             with private_generators():
                 batch = order.find(index, batched=self._auto_collation)
             if batch is None:
-                raise ReplayError(f"epoch {epoch} has no sample {index!r}, as far as it is known")
+                raise ReplayError(f"epoch {epoch} has no sample {index!r}, as far as nbloader knows")
         ReplayedBatch(self._replay_setup(), epoch, batch, order).debug(index, post_mortem=post_mortem)
 
     def deliveries(self, index: Any, limit: int = 4) -> list[SampleDelivery]:
@@ -899,11 +899,13 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         changed = {name: value for name, value in asked.items() if value is not None}
         if prefetch_factor is not None and prefetch_factor < 1:
             raise ValueError(
-                f"what_if() predicts for a prefetch_factor of at least 1, not {prefetch_factor}: the model needs a "
-                "window, and with prefetch_factor=0 nothing is requested ahead"
+                f"what_if() needs a prefetch_factor of at least 1, not {prefetch_factor}, because it cannot predict "
+                "the rate of a loader that requests nothing ahead"
             )
         if not changed or (num_workers or 0) < 0:
-            raise ValueError(f"what_if() needs a setting that is not negative, such as num_workers=4, not {changed}")
+            raise ValueError(
+                f"what_if() needs one or more settings that are not negative, such as num_workers=4, not {changed}"
+            )
         cfg.check_predicted(workers=workers, batch_size=batch_size, cache=cache, transport=transport)
         return self._parts.monitor.what_if(changed, self._model_arguments(), iterated=self._parts.iterations > 0)
 

@@ -56,8 +56,8 @@ DISTURBANCES = (LoaderPaused, LoaderResumed, WorkerRestarted, DatasetReloaded)
 RUNNING = frozenset({"starting", "running", "paused"})
 """States of a loader that is iterated."""
 CLOSED = "The loader was closed."
-ONLY_CHEAPER = "only cheaper samples help: all cores are in use."
-WAITING = "Waiting for a loop: iterate over the loader, and again if the loop ended before a setting was measured."
+ONLY_CHEAPER = "only cheaper samples would help, because all cores are in use."
+WAITING = "Waiting for a loop. Iterate over the loader, and once more if the loop ends before a setting is measured."
 """What the result says before the first measurement."""
 
 

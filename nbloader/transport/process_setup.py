@@ -48,7 +48,7 @@ def _advice(*, unnamed_lock: bool, here: bool) -> str:
     if not here:
         return (
             ". Open files, databases and connections, generators and compiled functions cannot be sent to other "
-            "machines: open them on first use inside __getitem__."
+            "machines. Open them on first use inside __getitem__."
         )
     if unnamed_lock:
         return (
@@ -58,13 +58,13 @@ def _advice(*, unnamed_lock: bool, here: bool) -> str:
         )
     if CAN_FORK:
         return (
-            ". Open files, databases and connections, generators and compiled functions cannot be pickled: open them "
-            'on first use inside __getitem__, or pass multiprocessing_context="fork", with which workers inherit '
-            "them from this process, or use num_workers=0."
+            ". Open files, databases and connections, generators and compiled functions cannot be pickled. Open them "
+            'on first use inside __getitem__, pass multiprocessing_context="fork", with which workers inherit them '
+            "from this process, or use num_workers=0."
         )
     return (
-        ". Open files, databases and connections, generators and compiled functions cannot be pickled: open them on "
-        'first use inside __getitem__, or pass workers="thread", or use num_workers=0.'
+        ". Open files, databases and connections, generators and compiled functions cannot be pickled. Open them on "
+        'first use inside __getitem__, pass workers="thread", or use num_workers=0.'
     )
 
 

@@ -100,8 +100,8 @@ def test_a_million_samples_scroll_and_one_is_shown_in_full(  # noqa: PLR0915 - o
     scroller.press("Enter")  # the button on the card is for a pointer, that in the detail also for the keyboard
     detail = live.locator(".nbx-detail")
     detail.get_by_role("button", name="Give up reading sample 777777").press("Enter")
-    live.locator(".nbx-card.nbx-failed", has_text="Given up after").wait_for()
-    detail.locator(".nbx-error", has_text="Given up after").wait_for()
+    live.locator(".nbx-card.nbx-failed", has_text="nbloader gave up after").wait_for()
+    detail.locator(".nbx-error", has_text="nbloader gave up after").wait_for()
     page.keyboard.press("Escape")
     scroller.focus()
     page.keyboard.press("End")

@@ -80,8 +80,8 @@ def test_the_rank_whose_data_is_slow_is_named_among_eight_and_what_it_costs(tmp_
     with training(tmp_path / "ranks", WORLD, slow=[3]):
         found = eventually(tmp_path / "ranks", held_up)  # on a busy machine, others may wait for a moment, too
     sentence = found.findings[0]
-    assert sentence.startswith("Rank 3 holds up the others: its data is slow. Its loop waits ")
-    assert "a batch takes its workers" in sentence
+    assert sentence.startswith("Rank 3 holds up the others: its data is slow. Its loop waits for ")
+    assert "Its workers take" in sentence
     assert "time.sleep" in sentence or "waiting (disk, network, sleep)" in sentence, "and why, by its own verdict"
     rate, now = (float(n) for n in re.search(r"reach ([\d.]+) batches/s instead of ([\d.]+)\.", sentence).groups())
     assert rate > 1.5 * now, "five times as fast data would leave steps of 20 ms"

@@ -6,7 +6,7 @@ from nbloader.remedies.remedy import Proposal
 from nbloader.remedies.site import Edit, Site
 
 WHY = "torch.tensor copies an array, and converts a list number by number."
-SHORT = "Replace torch.tensor by torch.as_tensor of a NumPy array"
+SHORT = "Replace torch.tensor with torch.as_tensor of a NumPy array"
 
 
 class ArrayToTensor:

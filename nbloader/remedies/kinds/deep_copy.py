@@ -23,7 +23,7 @@ class DeepCopy:
         )
         module = site.module("copy", "copy")
         shallow = [Edit(call, f"{module.name}.copy({site.text(call.args[0])})") for call in calls]
-        short = "Replace copy.deepcopy by a copy of what later code changes"
+        short = "Replace copy.deepcopy with a copy of what later code changes"
         return [Proposal(why, instead, site.rewritten(*shallow), module.helper, short=short)]
 
 
