@@ -936,6 +936,93 @@ def test_what_is_not_the_same_for_all_samples_is_left_alone(body, constants):
         assert proposals(name, type(owner).__getitem__, owner=owner) == []
 
 
+LOOPS = {
+    "a table": """\
+        out = np.zeros(x.shape, np.float32)
+        for r in range(x.shape[0]):
+            for c in range(x.shape[1]):
+                out[r, c] = table[x[r, c]] * 2.0 - 1.0
+        return out""",
+    "lists of lists, and a condition": """\
+        rows = x.tolist()
+        out = np.zeros((len(rows), len(rows[0])))
+        for r in range(len(rows)):
+            for c, value in enumerate(rows[0]):
+                if rows[r][c] > 100 and not r == c:
+                    out[r][c] = math.sqrt(rows[r][c]) if c < 3 else abs(value - r)
+        return out""",
+    "mean": """\
+        total = 0.0
+        for row in x:
+            for value in row:
+                total += float(value)
+        return total / x.size""",
+    "neighbors": """\
+        out = np.zeros(x.shape)
+        for r in range(1, x.shape[0] - 1):
+            for c in range(1, x.shape[1] - 1):
+                middle = float(x[r, c])
+                out[r, c] += max(middle - x[r - 1, c + 1] / 2, 0.5)
+        return out""",
+    "gray": """\
+        out = np.zeros(x.shape)
+        pixels = np.stack([x, x + 1, x * 0.5], -1)
+        for r in range(x.shape[0]):
+            for c in range(x.shape[1]):
+                red, green, blue = pixels[r, c]
+                out[r, c] = 0.3 * red + 0.6 * green + 0.1 * blue
+        return out""",
+    "histogram": """\
+        counts = np.zeros(256, int)
+        for r in range(x.shape[0]):
+            for c in range(x.shape[1]):
+                counts[x[r, c]] += 1
+        return counts""",
+    "a list": """\
+        out = []
+        for value, other in zip(x[0], x[1]):
+            out.append(float(value) * 0.5 + int(other))
+        return out""",
+    "comprehension": "return np.array([(float(v) - 100.0) / 3.0 for v in x[0]])",
+    "comprehension of numbers": "return [int(v) * 3 for v in x[0]]",
+    "table in a comprehension": "return np.array([table[v] for v in x[1]])",
+    "sum": "return sum((int(v) - 3) ** 2 for v in x[0])",
+}
+
+
+@pytest.mark.parametrize("case", LOOPS)
+def test_a_python_loop_over_numbers_becomes_one_of_arrays(case, tmp_path):
+    body = textwrap.indent(textwrap.dedent(LOOPS[case]), "    ")
+    function = defined(
+        tmp_path, f"import math\nimport numpy as np\ntable = np.linspace(0, 1, 256)\ndef f(x):\n{body}\n"
+    )
+    x = np.random.default_rng(0).integers(0, 256, (6, 7)).astype(np.uint8)
+    found = proposals("python-loop", function)
+    codes = "\n".join(proposal.code for proposal in found)
+    assert "np." in codes
+    assert all("for " not in proposal.code for proposal in found)
+    same = [difference(function(x), rewritten(function, proposal)(x)) for proposal in found]
+    assert any(one.equal for one in same) or min(one.largest for one in same if not one.problem) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("for row in x:\n    print(row)\nreturn x", 0),
+        ("return [v.strip() + 'a' for v in x]", 0),
+        ("return [v + [0] for v in x]", 0),
+        ("return [v['a'] * 2 for v in x]", 0),
+        ("y = 1\nfor v in x:\n    y = y * 2\nreturn y", 0),
+        ("for r in range(9):\n    for c in range(9):\n        while c:\n            x[r] = x[c] * 2\nreturn x", 1),
+    ],
+)
+def test_other_loops_are_left_alone_or_only_named(body, found, tmp_path):
+    function = defined(tmp_path, f"import numpy as np\ndef f(x):\n{textwrap.indent(body, '    ')}\n")
+    named = proposals("python-loop", function)
+    assert len(named) == found
+    assert all(proposal.untried and not proposal.code and "90%" in proposal.why for proposal in named)
+
+
 def test_a_loader_of_a_library_is_looked_at_if_users_can_pass_their_own(tmp_path, monkeypatch):
     folder = tmp_path / "site-packages" / "torchvision" / "datasets"
     folder.mkdir(parents=True)

@@ -19,9 +19,32 @@ CHANGES = frozenset(
 CHEAP = frozenset({"len", "int", "float", "str", "range", "isinstance", "getattr", "min", "max", "super", "type"})
 """Built-in functions whose calls take next to no time."""
 ITERATORS = frozenset(
-    {"open", "zip", "map", "filter", "iter", "reversed", "enumerate", "reader", "DictReader", "islice", "chain", "File"}
+    {
+        "open",
+        "zip",
+        "map",
+        "filter",
+        "iter",
+        "reversed",
+        "enumerate",
+        "reader",
+        "DictReader",
+        "islice",
+        "chain",
+        "File",
+        "connect",
+        "cursor",
+        "execute",
+        "ZipFile",
+        "Dataset",
+        "Session",
+        "Popen",
+        "scandir",
+        "iterdir",
+        "glob",
+    }
 )
-"""Functions whose results can be used only once, or hold a file open."""
+"""Functions whose results can be used only once, or hold a file or a connection open."""
 READS = frozenset(
     {"open", "read_text", "read_bytes", "load", "loadtxt", "genfromtxt", "fromfile", "imread", "read_csv", "read_table"}
 )
@@ -96,7 +119,7 @@ class Constant(NamedTuple):
             code = site.rewritten(Edit(value, call))
         body_text = text.replace("\n", "\n    ")
         helper = f"{ONCE}\ndef {self.name}({', '.join(names)}):\n    {body_text}\n"
-        return Proposal(why, instead, code, helper, short=short, shortens_waits=True)
+        return Proposal(why, instead, code, helper, must_help=True, short=short, shortens_waits=True)
 
 
 def constant_parts(site: Site) -> Iterator[Constant]:

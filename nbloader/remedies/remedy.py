@@ -27,6 +27,8 @@ class Proposal(NamedTuple):
     loop: str = ""
     """What the loop computes instead of the workers: an expression of `batch`, a tensor or array; "" if nothing."""
     saves: Gain = "time"
+    must_help: bool = False
+    """Whether it is left out unless a trial shows that it works: the code alone does not tell."""
     untried: str = ""
     """Why it cannot be tried, as part of a sentence; "" if it can."""
     short: str = ""

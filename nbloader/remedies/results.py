@@ -82,7 +82,7 @@ class RemedyResult:
         """Whether it gains something, or could not be tried, although it is known for the line."""
         p = self.proposal
         if not self.samples:
-            return not self.problem or not (p.loop or p.saves == "later")
+            return not self.problem or not (p.loop or p.saves == "later" or p.must_help)
         if p.saves == "later" and not self.difference.equal:
             return False  # it depends on random numbers
         if p.loop and not self.keeps_values:

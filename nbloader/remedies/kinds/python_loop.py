@@ -1,0 +1,84 @@
+"""A loop of Python that computes number by number what NumPy computes for a whole array."""
+
+from __future__ import annotations
+
+import ast
+
+from nbloader._util.format import percent
+from nbloader.remedies.remedy import Proposal
+from nbloader.remedies.site import Edit, Site
+from nbloader.remedies.vectorize import (
+    FOLDS,
+    CannotVectorizeError,
+    vectorized_comprehension,
+    vectorized_loop,
+)
+
+WHY = "This loop computes one number at a time, in Python."
+INSTEAD = "Let NumPy compute the whole array at once."
+SHORT = "Let NumPy compute the whole array, not a Python loop"
+NESTED = 2
+"""Number of loops around a line from which it is certain that its loops, not what it calls, take the time."""
+
+
+class PythonLoop:
+    """`out[i, j] = table[x[i, j]]` in two loops, `sum(v * v for v in x)`, `np.array([v / 255 for v in x])`."""
+
+    name = "python-loop"
+
+    def propose(self, site: Site) -> list[Proposal]:
+        """See `Remedy`."""
+        np = site.module("numpy", "np")
+        loops = [
+            node for node in site.body
+            if isinstance(node, ast.For) and node.lineno <= site.number <= (node.end_lineno or node.lineno)
+        ]  # fmt: skip
+        loops.sort(key=lambda node: node.lineno)
+        for loop in loops:
+            try:
+                texts = [vectorized_loop(loop, np.name, item) for item in ("", ".item()")]
+            except CannotVectorizeError:
+                continue
+            codes = [site.rewritten(Edit(loop, text)) for text in dict.fromkeys(texts)]
+            return [Proposal(WHY, INSTEAD, code, np.helper, must_help=True, short=_short(loop)) for code in codes]
+        found = _comprehensions(site, np.name)
+        if found:
+            return [Proposal(WHY, INSTEAD, site.rewritten(edit), np.helper, must_help=True) for edit in found]
+        computes = any(isinstance(node, ast.BinOp) for node in site.nodes)
+        if len(loops) >= NESTED and computes and not any(isinstance(node, ast.Call) for node in site.nodes):
+            share = percent(site.line.share)
+            why = f"This line takes {share} of the workers' time: {len(loops)} loops run it for one number at a time."
+            instead = (
+                "Write it with NumPy for whole arrays, or compile the loops with numba.njit. nbloader has found no "
+                "such code for it."
+            )
+            return [Proposal(why, instead, untried="no faster code was found")]
+        return []
+
+
+def _short(loop: ast.For) -> str:
+    """Return the words for a verdict: with one loop, the code alone does not tell whether it is long."""
+    return SHORT if isinstance(loop.body[0], ast.For) else ""
+
+
+def _comprehensions(site: Site, np: str) -> list[Edit]:
+    """Return what could be written instead of a comprehension on the slow line."""
+    calls = {id(node.args[0]): node for node in site.body if isinstance(node, ast.Call) and len(node.args) == 1}
+    for node in site.nodes:
+        if not isinstance(node, (ast.ListComp, ast.GeneratorExp)):
+            continue
+        try:
+            array = vectorized_comprehension(node, np)
+        except CannotVectorizeError:
+            continue
+        around = calls.get(id(node))
+        fold = FOLDS.get(around.func.id) if around is not None and isinstance(around.func, ast.Name) else None
+        if around is not None and fold is not None:
+            folded = f"({array}).{fold}()"
+            return [Edit(around, folded), Edit(around, f"{folded}.item()")]
+        if isinstance(node, ast.ListComp):
+            return [Edit(node, f"({array})"), Edit(node, f"({array}).tolist()"), Edit(node, f"list({array})")]
+    return []
+
+
+REMEDY = PythonLoop()

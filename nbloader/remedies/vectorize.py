@@ -1,0 +1,341 @@
+"""Python loops over numbers as operations on whole arrays, which NumPy executes. Pure.
+
+    for r in range(h):                      r = np.arange(h)[:, None]
+        for c in range(w):           ->     c = np.arange(w)[None, :]
+            out[r, c] = lut[img[r, c]]      out[r, c] = lut[img[r, c]]
+
+The statements of the loop stay as they are, except for what arrays cannot do. Whether a loop's steps depend on each
+other is not analyzed: a trial compares the values.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+from typing import NamedTuple
+
+MATH = frozenset({
+    "sqrt", "exp", "log", "log2", "log10", "log1p", "expm1", "sin", "cos", "tan", "tanh", "sinh", "cosh", "floor",
+    "ceil", "trunc", "fabs", "hypot", "degrees", "radians", "isnan", "isinf", "isfinite",
+})  # fmt: skip
+"""Functions of `math` that NumPy has with the same name."""
+RENAMED = {
+    "atan2": "arctan2", "asin": "arcsin", "acos": "arccos", "atan": "arctan", "pow": "power", "abs": "abs",
+    "min": "minimum", "max": "maximum",
+}  # fmt: skip
+CASTS = {"int": "int64", "float": "float64", "bool": "bool"}
+REDUCED = {ast.Add: "sum", ast.Mult: "prod"}
+FOLDS = {"sum": "sum", "max": "max", "min": "min", "any": "any", "all": "all"}
+
+
+class CannotVectorizeError(Exception):
+    """The loop does something that arrays cannot do, or that is not known here."""
+
+
+class Range(NamedTuple):
+    """What a variable of a loop has for values."""
+
+    name: str
+    values: str
+    """An expression of an array."""
+    axis: int | None
+    """The axis of the values, of one-dimensional ones; None if they have all axes."""
+
+
+def vectorized_loop(loop: ast.For, np: str, item: str = "") -> str:
+    """Return statements that do what a loop does.
+
+    Args:
+        loop: The loop.
+        np: The name of NumPy.
+        item: What makes a Python number of a sum: ".item()"; "" if it is one of NumPy.
+
+    Raises:
+        CannotVectorizeError: This is not known for the loop.
+    """
+    ranges: list[Range] = []
+    body: list[ast.stmt] = [loop]
+    axes = 0
+    while len(body) == 1 and isinstance(body[0], ast.For):
+        if body[0].orelse:
+            raise CannotVectorizeError
+        nested = next(
+            (one for one in ranges if isinstance(body[0].iter, ast.Name) and one.name == body[0].iter.id), None
+        )
+        if nested is not None:  # the elements of the rows of an array
+            ranges = [one for one in ranges if one is not nested]
+            ranges.append(_range(body[0].target, f"{nested.values}", None))
+        else:
+            ranges += _ranges(body[0].target, body[0].iter, axes, np)
+        axes += 1
+        body = body[0].body
+    inner = _Elementwise(np, [one.name for one in ranges])
+    lines = []
+    for one in ranges:
+        spread = "" if axes == 1 or one.axis is None else _spread(one.axis, axes)
+        lines.append(f"{one.name} = {one.values}{spread}")
+    inner.item = item
+    for stmt in body:
+        lines += _statement(stmt, inner, np, axes)
+    return "\n".join(lines)
+
+
+def _spread(axis: int, axes: int) -> str:
+    places = ["None"] * axes
+    places[axis] = ":"
+    return f"[{', '.join(places)}]"
+
+
+def _range(target: ast.expr, values: str, axis: int | None) -> Range:
+    if not isinstance(target, ast.Name):
+        raise CannotVectorizeError
+    return Range(target.id, values, axis)
+
+
+def _ranges(target: ast.expr, values: ast.expr, axis: int, np: str) -> list[Range]:
+    """Return the values of the variables of a loop or comprehension."""
+    called = values.func.id if isinstance(values, ast.Call) and isinstance(values.func, ast.Name) else ""
+    given = [] if not isinstance(values, ast.Call) else values.args
+    if isinstance(values, ast.Call) and (values.keywords or any(isinstance(one, ast.Starred) for one in given)):
+        raise CannotVectorizeError
+    if called == "range":
+        return [_range(target, f"{np}.arange({', '.join(map(ast.unparse, given))})", axis)]
+    if called in ("enumerate", "zip"):
+        parts = target.elts if isinstance(target, ast.Tuple) else []
+        if called == "enumerate" and len(parts) == 2 and len(given) == 1:  # noqa: PLR2004
+            inner = ast.unparse(given[0])
+            return [
+                _range(parts[0], f"{np}.arange(len({inner}))", axis), *_ranges(parts[1], given[0], axis, np),
+            ]  # fmt: skip
+        if called == "zip" and len(parts) == len(given) > 0:
+            return [one for pair in zip(parts, given, strict=True) for one in _ranges(*pair, axis, np)]
+        raise CannotVectorizeError
+    return [_range(target, f"{np}.asarray({ast.unparse(values)})", axis)]
+
+
+def _statement(stmt: ast.stmt, inner: _Elementwise, np: str, axes: int) -> list[str]:
+    if isinstance(stmt, ast.If):
+        return _condition(stmt, inner, np)
+    if isinstance(stmt, ast.Assign) and len(stmt.targets) == 1:
+        return [_assignment(stmt.targets[0], stmt.value, inner, np)]
+    if isinstance(stmt, ast.AugAssign):
+        return [_sum(stmt, inner, np)]
+    called = stmt.value if isinstance(stmt, ast.Expr) else None
+    appends = isinstance(called, ast.Call) and isinstance(called.func, ast.Attribute) and called.func.attr == "append"
+    if isinstance(called, ast.Call) and appends and axes == 1 and len(called.args) == 1:
+        values = inner.whole(called.args[0])
+        return [f"{ast.unparse(called.func.value)}.extend({values}.tolist())"]  # type: ignore[attr-defined]
+    raise CannotVectorizeError
+
+
+def _assignment(target: ast.expr, value: ast.expr, inner: _Elementwise, np: str) -> str:
+    """Return what `x = value`, `r, g, b = value` or `out[i, j] = value` does."""
+    if isinstance(value, (ast.List, ast.Tuple)) and not isinstance(target, ast.Tuple):
+        parts = ", ".join(inner.text(one) for one in value.elts)
+        text = f"{np}.stack({np}.broadcast_arrays({parts}), -1)"
+    else:
+        text = inner.text(value)
+    if isinstance(target, ast.Subscript):
+        return f"{inner.target(target)} = {text}"
+    names = target.elts if isinstance(target, ast.Tuple) else [target]
+    if not inner.varies(value):
+        raise CannotVectorizeError
+    for name in names:
+        if not isinstance(name, ast.Name):
+            raise CannotVectorizeError
+        inner.arrays.add(name.id)
+    return f"{ast.unparse(target)} = " + (text if len(names) == 1 else f"{np}.moveaxis({text}, -1, 0)")
+
+
+def _sum(stmt: ast.AugAssign, inner: _Elementwise, np: str) -> str:
+    """Return what `total += value` or `out[i, j] += value` does."""
+    operator = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}.get(type(stmt.op))
+    target = stmt.target
+    if isinstance(target, ast.Subscript) and operator:
+        found = ast.parse(inner.target(target), mode="eval").body
+        places = target.slice.elts if isinstance(target.slice, ast.Tuple) else [target.slice]
+        if {ast.unparse(place) for place in places} >= set(inner.all.split(", ")):
+            return f"{ast.unparse(found)} {operator}= {inner.text(stmt.value)}"
+        if operator == "+" and isinstance(found, ast.Subscript):  # a place may occur several times
+            return f"{np}.add.at({ast.unparse(found.value)}, {ast.unparse(found.slice)}, {inner.text(stmt.value)})"
+    if isinstance(target, ast.Name) and type(stmt.op) in REDUCED and target.id not in inner.arrays:
+        return f"{target.id} {operator}= {inner.whole(stmt.value)}.{REDUCED[type(stmt.op)]}(){inner.item}"
+    raise CannotVectorizeError
+
+
+def _condition(stmt: ast.If, inner: _Elementwise, np: str) -> list[str]:
+    """Return what `if condition: out[i] = a`, with or without `else: out[i] = b`, does."""
+    (first, *more), other = stmt.body, stmt.orelse
+    if more or len(other) > 1 or not isinstance(first, ast.Assign) or len(first.targets) != 1:
+        raise CannotVectorizeError
+    target = first.targets[0]
+    value = inner.text(first.value)
+    if not isinstance(target, (ast.Subscript, ast.Name)) or (isinstance(target, ast.Name) and not other):
+        raise CannotVectorizeError
+    text = inner.target(target) if isinstance(target, ast.Subscript) else target.id
+    otherwise = text
+    if other:
+        last = other[0]
+        if not isinstance(last, ast.Assign) or ast.unparse(last.targets[0]) != ast.unparse(target):
+            raise CannotVectorizeError
+        otherwise = inner.text(last.value)
+    if isinstance(target, ast.Name):
+        inner.arrays.add(target.id)
+    return [f"{text} = {np}.where({inner.text(stmt.test)}, {value}, {otherwise})"]
+
+
+def vectorized_comprehension(node: ast.ListComp | ast.GeneratorExp, np: str) -> str:
+    """Return an array with the items of a comprehension.
+
+    Raises:
+        CannotVectorizeError: This is not known for the comprehension.
+    """
+    if len(node.generators) != 1 or node.generators[0].ifs or node.generators[0].is_async:
+        raise CannotVectorizeError
+    (loop,) = node.generators
+    ranges = _ranges(loop.target, loop.iter, 0, np)
+    inner = _Elementwise(np, [one.name for one in ranges], {one.name: one.values for one in ranges})
+    kinds = (ast.BinOp, ast.Subscript, ast.IfExp, ast.Attribute)
+    if not inner.varies(node.elt) or not any(isinstance(one, kinds) for one in ast.walk(node.elt)):
+        raise CannotVectorizeError
+    return inner.text(node.elt)
+
+
+class _Elementwise(ast.NodeTransformer):
+    """Makes of an expression of numbers one of arrays.
+
+    Args:
+        np: The name of NumPy.
+        arrays: The names that are arrays.
+        values: Expressions to put in place of names.
+    """
+
+    def __init__(self, np: str, arrays: list[str], values: dict[str, str] | None = None) -> None:
+        self._np = np
+        self.arrays = set(arrays)
+        self._values = values or {}
+        self.all = ", ".join(arrays)
+        """The variables of the loops."""
+        self.item = ""
+        """See `vectorized_loop`."""
+
+    def text(self, node: ast.expr) -> str:
+        """Return the expression of arrays."""
+        return ast.unparse(self.visit(copy.deepcopy(node)))
+
+    def whole(self, node: ast.expr) -> str:
+        """Return the expression as an array with one element for each step of the loops."""
+        return f"{self._np}.broadcast_arrays({self.text(node)}, {self.all})[0]"
+
+    def target(self, node: ast.Subscript) -> str:
+        """Return what is assigned to."""
+        if not self.varies(node.slice):
+            raise CannotVectorizeError
+        found = self.visit_Subscript(copy.deepcopy(node))
+        if isinstance(found, ast.Subscript) and isinstance(found.value, ast.Call):  # asarray: may be a copy of a list
+            found.value = found.value.args[0]
+        return ast.unparse(found)
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        """Replace a variable of a comprehension by its values."""
+        return _parsed(self._values[node.id]) if node.id in self._values else node
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
+        """`rows[i][j]` is `rows[i, j]`, and rows may be a list."""
+        if not self.varies(node.slice):
+            if self.varies(node.value):
+                raise CannotVectorizeError  # an item of each item
+            return node
+        places: list[ast.expr] = []
+        base: ast.expr = node
+        while isinstance(base, ast.Subscript) and self.varies(base.slice):
+            inner = base.slice.elts if isinstance(base.slice, ast.Tuple) else [base.slice]
+            places = [self.visit(one) for one in inner] + places
+            base = base.value
+        if any(isinstance(one, ast.Slice) for one in places):
+            raise CannotVectorizeError
+        place = places[0] if len(places) == 1 else ast.Tuple(places, ast.Load())
+        array = ast.Call(_parsed(f"{self._np}.asarray"), [self.visit(base)], [])
+        return ast.Subscript(array, place, node.ctx)
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        """Replace functions of numbers by those of arrays."""
+        if not self.varies(node):
+            return node
+        function = node.func
+        attribute = isinstance(function, ast.Attribute)
+        name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+        owner = ast.unparse(function.value) if isinstance(function, ast.Attribute) else ""
+        args = [self.visit(one) for one in node.args]
+        if node.keywords:
+            raise CannotVectorizeError
+        if (name in CASTS and not attribute) or (
+            name in ("float32", "float64", "int64", "int32") and owner == self._np
+        ):
+            call = f"{self._np}.asarray({ast.unparse(args[0])}).astype({self._np}.{CASTS.get(name, name)})"
+            return _parsed(call)
+        if name == "item" and not args and isinstance(function, ast.Attribute):
+            inner: ast.AST = self.visit(function.value)
+            return inner
+        if owner not in ("math", self._np, "") or (name in ("min", "max") and len(args) != 2):  # noqa: PLR2004
+            raise CannotVectorizeError
+        if name in MATH or name in RENAMED or owner == self._np:
+            known = RENAMED.get(name, name) if owner != self._np else name
+            return ast.Call(_parsed(f"{self._np}.{known}"), args, [])
+        raise CannotVectorizeError
+
+    def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
+        """Replace `a if condition else b`."""
+        parts = [self.visit(one) for one in (node.test, node.body, node.orelse)]
+        return ast.Call(_parsed(f"{self._np}.where"), parts, [])
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
+        """Replace `a and b`."""
+        name = "logical_and" if isinstance(node.op, ast.And) else "logical_or"
+        found: ast.expr
+        found, *rest = (self.visit(one) for one in node.values)
+        for one in rest:
+            found = ast.Call(_parsed(f"{self._np}.{name}"), [found, one], [])
+        return found
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
+        """Replace `not a`."""
+        operand = self.visit(node.operand)
+        if isinstance(node.op, ast.Not):
+            return ast.Call(_parsed(f"{self._np}.logical_not"), [operand], [])
+        return ast.UnaryOp(node.op, operand)
+
+    def visit_Compare(self, node: ast.Compare) -> ast.AST:
+        """Replace `a < b < c`."""
+        if any(isinstance(one, (ast.In, ast.NotIn, ast.Is, ast.IsNot)) for one in node.ops):
+            raise CannotVectorizeError
+        sides = [self.visit(one) for one in (node.left, *node.comparators)]
+        found: ast.expr = ast.Compare(sides[0], [node.ops[0]], [sides[1]])
+        for place in range(1, len(node.ops)):
+            right = ast.Compare(sides[place], [node.ops[place]], [sides[place + 1]])
+            found = ast.Call(_parsed(f"{self._np}.logical_and"), [found, right], [])
+        return found
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        """Leave attributes of what does not vary alone."""
+        if self.varies(node):
+            raise CannotVectorizeError
+        return node
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        """Visit arithmetic and constants; everything else is not known."""
+        known = (ast.BinOp, ast.operator, ast.expr_context, ast.Name)
+        texts = isinstance(node, (ast.List, ast.Tuple, ast.Dict, ast.JoinedStr)) or (
+            isinstance(node, ast.Constant) and not isinstance(node.value, (int, float))
+        )
+        if texts or (self.varies(node) and not isinstance(node, known)):
+            raise CannotVectorizeError
+        return super().generic_visit(node)
+
+    def varies(self, node: ast.AST) -> bool:
+        """Whether some code depends on a variable of the loops."""
+        return any(isinstance(one, ast.Name) and one.id in self.arrays for one in ast.walk(node))
+
+
+def _parsed(text: str) -> ast.expr:
+    return ast.parse(text, mode="eval").body
