@@ -306,6 +306,7 @@ def test_dates_and_decimal_numbers_are_shown_as_people_write_them():
         "long": "1 day, 0:00:00",
     }
     assert by_path["price"].value == 1.5
+    assert by_path["long"].value == 86_400.0, "ten days are more than nine"
 
 
 def test_containers_are_bounded_also_one_that_contains_itself():

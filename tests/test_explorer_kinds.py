@@ -206,7 +206,7 @@ def test_caption_and_cover_are_chosen_by_kind_and_leave_out_what_is_absent():
     content = json.loads(SampleReader([sample], {"label": ["cat", "dog"]}, ())[Request(0)].content)
     fields = content["fields"]
     assert fields[content["cover"]]["path"] == "image"
-    assert [fields[at]["path"] for at in content["caption"]] == ["label", "n", "t"]
+    assert content["caption"] == ["dog (1)", "n 2.5", "text"], "a number says nothing without its name"
     assert [field["path"] for field in fields if field.get("absent")] == ["nothing"]
     assert "more" not in [field["path"] for field in fields], "a container has no place on a card"
     assert json.loads(SampleReader([None], {}, ())[Request(0)].content)["cover"] == -1

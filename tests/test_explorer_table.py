@@ -22,7 +22,7 @@ from nbloader.explorer.embedding import Embedding
 from nbloader.explorer.looks import alike
 from nbloader.explorer.own_columns import OwnColumn
 from nbloader.explorer.problems import Check, Form, find_problems
-from nbloader.explorer.reader import ReadSample, SampleReader, scan_request
+from nbloader.explorer.reader import ReadSample, Request, SampleReader, scan_request
 from nbloader.explorer.scan import AHEAD, Scan
 from nbloader.explorer.table import BINS, LARGEST_GROUPS, OTHERS, SampleTable
 from nbloader.explorer.view import View
@@ -444,3 +444,26 @@ def test_a_scan_requests_little_ahead_and_repeats_nothing_after_a_pause():
     assert scan.ended
     assert sorted(read) == list(range(500))
     assert scan.to_json()["done"] == 500
+
+
+def test_missing_values_of_a_table_are_missing_and_not_numbers_that_are_not_finite():
+    rows = [{"age": 1.5 + at, "city": f"town {at}", "when": np.datetime64("2024-01-01")} for at in range(20)]
+    rows[3] = {"age": math.nan, "city": math.nan, "when": np.datetime64("NaT")}
+    rows[7] = {**rows[7], "city": None}
+    rows[9] = {**rows[9], "age": math.inf}
+    reader, table = SampleReader(rows, {}, (), tabular=True), SampleTable()
+    for index in range(len(rows)):
+        table.add(index, reader[scan_request(index)])
+    assert table.problems() == {
+        "failed": {},
+        "duplicate": {},
+        "alike": {},
+        "not finite": {9: "age has numbers that are not finite"},
+        "missing": {3: "age, city, when missing", 7: "city missing"},
+        "constant": {},
+        "shape": {},
+    }
+    fields = {field["path"]: field["summary"] for field in json.loads(reader[Request(3)].content)["fields"]}
+    assert fields == {"age": "missing", "city": "missing", "when": "missing"}
+    assert table.sortable().count("age") == 1
+    assert SampleReader(rows, {}, ())[Request(3)].content.count("missing") == 0, "NaN in a sample is a number"

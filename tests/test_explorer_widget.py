@@ -498,6 +498,7 @@ def test_a_scan_finds_planted_problems_and_lists_them_with_their_reasons(sent):
         "duplicate": {},
         "alike": {},
         "not finite": {},
+        "missing": {},
         "constant": {},
         "shape": {},
     }

@@ -71,6 +71,7 @@ def describe(
     hints: Hints | None = None,
     tokenizer: Any = None,
     root: str = "",
+    tabular: bool = False,
 ) -> Description:
     """Describe a sample.
 
@@ -84,9 +85,10 @@ def describe(
         hints: Kinds of fields, as the user states them.
         tokenizer: Turns token ids into text.
         root: Folder of the dataset's files.
+        tabular: Whether the sample is a row of a table, in which NaN is a missing value.
     """
     pictures = _overview(sample)
-    context = Context(view or View(), names, normalization, pictures, tokenizer=tokenizer, root=root)
+    context = Context(view or View(), names, normalization, pictures, tokenizer=tokenizer, root=root, tabular=tabular)
     return _Describer(renderers, context, kinds, hints or {}).describe(sample)
 
 

@@ -10,11 +10,12 @@ const SIZES = { min: 90, max: 240, step: 30 };  // least widths of a card
 const KEPT = 1500;  // cards that the page keeps
 const BETWEEN = 50;  // ms between two requests for what is on screen
 const SLOW = 2000;  // ms after which a sample that is not there can be given up, and is requested again
+const TICK = 250;  // ms between two looks at how long the samples on screen have been missing
 const WHOLE = -1;  // in place of an index: the batch itself
 const HEADING = -2;  // and below: headings of groups
 const ORDERS = {
   all: "All samples", selected: "Selected", slowest: "Slowest so far", filtered: "Filtered", delivered: "Delivered last", failed: "Failed so far",
-  duplicate: "Duplicates", alike: "Look alike", "not finite": "Not finite", constant: "Constant", shape: "Of another shape",
+  duplicate: "Duplicates", alike: "Look alike", "not finite": "Not finite", missing: "Missing values", constant: "Constant", shape: "Of another shape",
 };
 
 const whole = (n) => n.toLocaleString("en-US");
@@ -22,7 +23,7 @@ const time = (s) => (s < 1e-3 ? `${Math.round(s * 1e6)} µs` : s < 1 ? `${(s * 1
 const bytes = (n) => (n < 1000 ? `${Math.round(n)} B` : n < 1e6 ? `${(n / 1e3).toFixed(n < 1e4 ? 1 : 0)} kB` : `${(n / 1e6).toFixed(1)} MB`);
 
 function caption(card) {
-  return card.error !== undefined ? "failed" : card.caption.map((at) => card.fields[at].summary).join(" · ");
+  return card.error !== undefined ? "failed" : card.caption.join(" · ");
 }
 
 // Called once the widget exists, maybe before it is shown.
@@ -188,7 +189,8 @@ export async function mount({ model, el, styles, asset, load }) {
     scroller.hidden = !empty.hidden;
     header.hidden = mode !== "table" || !empty.hidden;
     write(empty, orderName === "all" ? "There are no samples: the dataset is empty." : `No samples: ${ORDERS[orderName].toLowerCase()}.`);
-    const shown = last > first ? `${whole(first)} to ${whole(last - 1)} of ${whole(count())}` : "";
+    const from = first - headingsBefore(first), to = last - headingsBefore(last);
+    const shown = to > from ? `${whole(from)} to ${whole(to - 1)} of ${whole(count() - headingsBefore(count()))}` : "";
     write(status, gone() ? "The kernel is gone." : shown);
   };
 
@@ -204,7 +206,7 @@ export async function mount({ model, el, styles, asset, load }) {
       return;
     }
     const waited = card ? 0 : Date.now() - (asked.get(index) ?? Date.now());
-    const drawn = `${mode} ${index} ${reasons[index] ?? ""} ${card?.version ?? `waiting ${waited > SLOW ? Math.floor(waited / 1000) : 0}`} ${mode === "table" ? fitting().length : ""}`;
+    const drawn = `${mode} ${index} ${reasons[index] ?? ""} ${card?.version ?? `waiting ${waited >= SLOW ? Math.floor(waited / 1000) : 0}`} ${mode === "table" ? fitting().length : ""}`;
     if (node.dataset.drawn !== drawn) {
       node.dataset.drawn = drawn;
       (mode === "gallery" ? fillCard : fillLine)(node, index, card, waited);
@@ -221,6 +223,11 @@ export async function mount({ model, el, styles, asset, load }) {
     if (check) write(check, selected.has(index) ? "✓" : "");
   };
 
+  const headingsBefore = (position) => {  // headings are in the list, but are no samples
+    let [at, found] = [0, 0];
+    while (found < groups.length && at < position) at += groups[found++].listed + 1;
+    return found;
+  };
   const headingOf = (index) => (index <= HEADING ? groups[HEADING - index] : undefined);
   const fillHeading = (node, { name, size, listed }, position) => {
     node.className = mode === "gallery" ? "nbx-card nbx-heading" : "nbx-line nbx-heading";
@@ -242,8 +249,8 @@ export async function mount({ model, el, styles, asset, load }) {
   };
   const fillWaiting = (parent, index, waited) => {
     const box = make("div", "nbx-waiting", parent);
-    make("span", "", box, waited > SLOW ? `reading for ${Math.floor(waited / 1000)} s` : "");
-    if (waited > SLOW) button(box, "Give up", `Give up reading sample ${index}`, () => connection.send({ kind: "give_up", index })).tabIndex = -1;
+    make("span", "", box, waited >= SLOW ? `reading for ${Math.floor(waited / 1000)} s` : "");
+    if (waited >= SLOW) button(box, "Give up", `Give up reading sample ${index}`, () => connection.send({ kind: "give_up", index })).tabIndex = -1;
   };
   const fillCard = (node, index, card, waited) => {
     node.replaceChildren();
@@ -272,7 +279,10 @@ export async function mount({ model, el, styles, asset, load }) {
     make("span", "nbx-cell nbx-number", node, card.nbytes ? bytes(card.nbytes) : "");
     if (reasons[index]) make("span", "nbx-cell nbx-reason", node, reasons[index]).title = reasons[index];
     if (card.error !== undefined) make("span", "nbx-cell nbx-error", node, card.error);
-    else for (const name of fitting()) make("span", "nbx-cell", node, card.fields.find((each) => each.path === name)?.summary ?? "");
+    else for (const name of fitting()) {
+      const field = card.fields.find((each) => each.path === name);
+      make("span", field?.absent ? "nbx-cell nbl-note" : "nbx-cell", node, field?.summary ?? "");
+    }
     node.setAttribute("aria-label", `sample ${index}, ${caption(card)}`);
   };
   const fitting = () => columns.slice(0, Math.max(1, Math.floor((width - FIXED) / COLUMN)));
@@ -340,7 +350,7 @@ export async function mount({ model, el, styles, asset, load }) {
     const there = new Set(missing);
     for (const index of asked.keys()) if (!there.has(index)) asked.delete(index);
     for (const index of missing) if (!asked.has(index)) asked.set(index, Date.now());
-    if (missing.length) ticking ??= setInterval(schedule, 1000);
+    if (missing.length) ticking ??= setInterval(schedule, TICK);
     else {
       clearInterval(ticking);
       ticking = null;
@@ -578,10 +588,10 @@ export async function mount({ model, el, styles, asset, load }) {
   };
   const drawWaiting = () => {  // a sample that hangs can be given up here, too: a key cannot reach the button on its card
     const { index, since } = opened, waited = Date.now() - since;
-    make("p", "nbl-note", detail, waited > SLOW ? `reading for ${Math.floor(waited / 1000)} s` : "reading…");
-    if (waited > SLOW && index !== WHOLE) button(detail, "Give up", `Give up reading sample ${index}`, () => connection.send({ kind: "give_up", index }));
+    make("p", "nbl-note", detail, waited >= SLOW ? `reading for ${Math.floor(waited / 1000)} s` : "reading…");
+    if (waited >= SLOW && index !== WHOLE) button(detail, "Give up", `Give up reading sample ${index}`, () => connection.send({ kind: "give_up", index }));
     clearTimeout(waiting);
-    waiting = setTimeout(() => { if (opened && !opened.sample) drawDetail(); }, 1000);
+    waiting = setTimeout(() => { if (opened && !opened.sample) drawDetail(); }, Math.max(TICK, Math.min(1000, SLOW - waited)));
   };
   const drawFailure = (sample) => {
     make("p", "nbx-error", detail, sample.error);

@@ -114,7 +114,7 @@ class SampleFetcher:
         self._source = source
         self._reader = SampleReader(
             source.dataset, source.names, renderers, normalization,
-            hints=hints, tokenizer=source.tokenizer, root=source.root,
+            hints=hints, tokenizer=source.tokenizer, root=source.root, tabular=source.tabular,
         )  # fmt: skip
         self.num_workers = 1 if source.streaming else num_workers
         self.kind = kind

@@ -117,6 +117,12 @@ def to_json(item: Field) -> dict[str, Any]:
     return out
 
 
+def caption_text(item: Field) -> str:
+    """Return what the caption of a card says about a field: a number says nothing without its name."""
+    name = item.path.rpartition(".")[2]
+    return f"{name} {item.summary}" if item.kind == "number" and name and not name.isdigit() else item.summary
+
+
 def card_fields(fields: Sequence[Field]) -> list[Field]:
     """Return the fields of a card: the first leaves, and containers that have a drawing."""
     return [item for item in fields if item.drawn or not item.container][:CARD_FIELDS]

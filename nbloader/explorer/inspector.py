@@ -9,7 +9,7 @@ from typing import Any
 from nbloader.explorer.field import FEW
 from nbloader.explorer.kinds import Kind
 from nbloader.explorer.looks import look_of
-from nbloader.explorer.problems import Check, Form
+from nbloader.explorer.problems import MISSING, Check, Form
 from nbloader.explorer.values import content_of, extremes
 
 ROW = 2
@@ -24,6 +24,7 @@ class Inspector:
         self._forms: list[Form] = []
         self._constant: list[str] = []
         self._not_finite: list[str] = []
+        self._missing: list[str] = []
         self._labels: list[tuple[str, str]] = []
         self._digests: dict[str, Any] = {}
         self._numbers = 0  # those that are no labels
@@ -36,7 +37,10 @@ class Inspector:
         label = kind.label()
         if label is not None:
             self._labels.append((path, label))
-        if array is not None:
+        if kind.field.absent:
+            if self._forms[-1].form == MISSING:
+                self._missing.append(path)
+        elif array is not None:
             found = extremes(array)
             if found is not None and not found.finite:
                 self._not_finite.append(path)
@@ -75,5 +79,11 @@ class Inspector:
             family = "row"
         digest = "" if family is None else f"{family} {self._digests[family].hexdigest()}"
         return Check(
-            digest, tuple(self._forms), tuple(self._constant), tuple(self._not_finite), tuple(self._labels), self._look
+            digest,
+            tuple(self._forms),
+            tuple(self._constant),
+            tuple(self._not_finite),
+            tuple(self._labels),
+            self._look,
+            tuple(self._missing),
         )

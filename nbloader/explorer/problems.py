@@ -7,6 +7,7 @@
 |             | arrays; without these the same texts, and in a row of a table the same numbers; else the same values   |
 | `alike`     | has a picture that looks like that of an earlier one, and is not the same                              |
 | `not finite`| has NaN or infinite numbers                                                                            |
+| `missing`   | is a row of a table without a value in a column                                                        |
 | `constant`  | has a picture, a volume or a signal with a single value                                                |
 | `shape`     | differs from nearly all others: in the shape of a field, or, where shapes vary, in its type, number of |
 |             | axes or channels; or in the fields that it has                                                         |
@@ -28,13 +29,15 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 from nbloader._util.format import percent
 from nbloader.explorer.looks import alike
 
-ProblemKind: TypeAlias = Literal["failed", "duplicate", "alike", "not finite", "constant", "shape"]
+ProblemKind: TypeAlias = Literal["failed", "duplicate", "alike", "not finite", "missing", "constant", "shape"]
 KINDS: tuple[ProblemKind, ...] = get_args(ProblemKind)
 
 USUAL = 0.9
 """Share of the samples that must have something in common for the others to count as different."""
 COMMON = 0.5
 """Share of the samples with a constant or non-finite field above which this is normal for the field."""
+MISSING = "missing"
+"""In place of the form of a value that is missing in a table."""
 FEWEST = 8
 """Minimum number of samples for determining what is usual."""
 
@@ -62,6 +65,8 @@ class Check(NamedTuple):
     """Fields with labels, and their values."""
     look: str = ""
     """What the first picture looks like, see `looks`; empty if there is none."""
+    missing: tuple[str, ...] = ()
+    """Columns of a table in which the row has no value."""
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Check:
@@ -73,6 +78,7 @@ class Check(NamedTuple):
             tuple(content["not_finite"]),
             tuple((path, value) for path, value in content["labels"]),
             content.get("look", ""),
+            tuple(content.get("missing", ())),
         )
 
 
@@ -97,6 +103,7 @@ def find_problems(errors: Mapping[int, str], checks: Mapping[int, Check], drawn:
         "not finite": _uncommon(
             {i: check.not_finite for i, check in ordered.items()}, "has numbers that are not finite"
         ),
+        "missing": _uncommon({i: check.missing for i, check in ordered.items()}, "missing"),
         "constant": _uncommon({i: check.constant for i, check in ordered.items()}, "has a single value"),
         "shape": _different(ordered),
     }
@@ -169,6 +176,8 @@ def _different(checks: Mapping[int, Check]) -> dict[int, str]:
     forms: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     for check in checks.values():
         for path, form, shape in check.forms:
+            if form == MISSING:
+                continue
             shapes[path][form, shape] += 1
             forms[path][form] += 1
     usual = [path for path, count in present.items() if count >= USUAL * total]
@@ -196,6 +205,8 @@ def _different(checks: Mapping[int, Check]) -> dict[int, str]:
 def _deviation(own: Form, shapes: collections.Counter[tuple[str, str]], forms: collections.Counter[str]) -> str:
     """Describe how a field differs from what is usual; empty if it does not differ, or nothing is usual."""
     total = forms.total()
+    if own.form == MISSING or not total:
+        return ""
     name = own.path or "the sample"
     (form, shape), count = shapes.most_common(1)[0]
     if count >= USUAL * total:

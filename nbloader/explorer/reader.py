@@ -21,7 +21,7 @@ from nbloader.events.remote_errors import describe as describe_error
 from nbloader.explorer.adapters import EndOfStreamError
 from nbloader.explorer.batch_samples import WHOLE, BatchSamples
 from nbloader.explorer.describer import Hints, Renderer, describe
-from nbloader.explorer.field import card_fields, to_json
+from nbloader.explorer.field import caption_text, card_fields, to_json
 from nbloader.explorer.kinds import KINDS, Names
 from nbloader.explorer.normalization import Normalization
 from nbloader.explorer.texts import printable
@@ -113,6 +113,7 @@ class SampleReader:
         hints: Kinds of fields, as the user states them.
         tokenizer: Turns token ids into text.
         root: Folder of the dataset's files.
+        tabular: Whether the samples are the rows of a table.
     """
 
     def __init__(
@@ -125,12 +126,14 @@ class SampleReader:
         hints: Hints | None = None,
         tokenizer: Any = None,
         root: str = "",
+        tabular: bool = False,
     ) -> None:
         self._dataset = dataset
         self._names = names
         self._renderers = renderers
         self._normalization = normalization
         self._hints, self._tokenizer, self._root = hints or {}, tokenizer, root
+        self._tabular = tabular
         self._kinds = tuple(KINDS)  # also those that were registered outside of this package, which no worker imports
 
     def __getitem__(self, request: Request) -> ReadSample:
@@ -158,7 +161,7 @@ class SampleReader:
         seconds, cpu_seconds = time.perf_counter() - begin, time.thread_time() - cpu_begin
         description = describe(
             sample, self._names, self._renderers, request.view, self._normalization, self._kinds,
-            hints=self._hints, tokenizer=self._tokenizer, root=self._root,
+            hints=self._hints, tokenizer=self._tokenizer, root=self._root, tabular=self._tabular,
         )  # fmt: skip
         shown = description.fields if request.view.full else card_fields(description.fields)
         at = {id(field): place for place, field in enumerate(shown)}
@@ -166,7 +169,7 @@ class SampleReader:
         content = {
             "fields": [to_json(item) for item in shown],
             "cover": places[description.cover] if description.cover >= 0 else -1,
-            "caption": [places[field] for field in description.caption],
+            "caption": [caption_text(description.fields[field]) for field in description.caption],
             "nbytes": description.nbytes,
             "left_out": description.left_out,
         }

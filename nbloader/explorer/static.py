@@ -68,4 +68,4 @@ def _cover(content: dict[str, Any], sample: ReadSample, room: int) -> str:
 def _caption(content: dict[str, Any]) -> str:
     if "error" in content:
         return "failed"
-    return escape(" \N{MIDDLE DOT} ".join(content["fields"][at]["summary"] for at in content["caption"]))
+    return escape(" \N{MIDDLE DOT} ".join(content["caption"]))

@@ -3,7 +3,7 @@
 
 const REFRESH = 700;  // ms between two requests for what has changed; while dragging, requests follow one another
 const NEAR = 8;  // pixels from a point that is meant
-const PROBLEMS = { failed: "failed", duplicate: "duplicate", alike: "alike", "not finite": "not finite", constant: "constant", shape: "of another shape" };
+const PROBLEMS = { failed: "failed", duplicate: "duplicate", alike: "alike", "not finite": "not finite", missing: "with missing values", constant: "constant", shape: "of another shape" };
 
 const short = (value) => {
   const size = Math.abs(value);

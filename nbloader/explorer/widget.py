@@ -246,6 +246,7 @@ class Explorer:
         - "duplicate": have exactly the same content as an earlier one;
         - "alike": have a picture that looks like that of an earlier one: resized, brighter, compressed again;
         - "not finite": contain NaN or infinite numbers;
+        - "missing": rows of a table without a value in a column;
         - "constant": contain a picture or a signal with a single value;
         - "shape": differ in shape, type or fields from nearly all others.
 

@@ -199,6 +199,7 @@ def test_columns_of_the_user_sort_group_and_compare_samples(open_notebook: Any) 
     live.get_by_label("group by", exact=True).select_option("label")
     live.locator(".nbx-heading", has_text="disc").wait_for()
     live.locator(".nbx-heading", has_text="30 samples, the first 12 here").first.wait_for()
+    live.locator(".nbx-status", has_text="of 24").wait_for()  # headings are no samples
     set_dark(page)
     page.mouse.move(0, 0)
     live.locator(".nbx-card img").nth(4).wait_for()

@@ -154,6 +154,7 @@ class Context:
         pictures: What looks like a picture in the sample.
         tokenizer: Turns token ids into text; None if there is none.
         root: Folder of the dataset's files; "" if it is not known.
+        tabular: Whether the sample is a row of a table.
     """
 
     def __init__(
@@ -165,6 +166,7 @@ class Context:
         *,
         tokenizer: Any = None,
         root: str = "",
+        tabular: bool = False,
     ) -> None:
         self.view = view
         self.names = names
@@ -172,6 +174,7 @@ class Context:
         self.pictures = pictures
         self.tokenizer = tokenizer
         self.root = root
+        self.tabular = tabular
         self.buffers: list[bytes] = []
         """Pictures and sounds, to which fields refer by number."""
         self.labeled = False
