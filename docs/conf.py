@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,6 +43,7 @@ napoleon_use_rtype = False
 html_theme = "pydata_sphinx_theme"
 html_title = "nbloader"
 html_static_path = ["_static"]
+templates_path = ["_templates"]
 html_css_files = ["site.css"]
 html_favicon = "_static/icon.svg"
 html_search_scorer = str(Path(__file__).parent / "scorer.js")
@@ -55,7 +57,7 @@ html_theme_options = {
     "show_prev_next": True,
     "show_toc_level": 2,
     "footer_start": ["copyright"],
-    "footer_end": [],
+    "footer_end": ["license"],
     "secondary_sidebar_items": ["page-toc"],
     "pygments_light_style": "a11y-high-contrast-light",
     "pygments_dark_style": "a11y-high-contrast-dark",
@@ -63,6 +65,17 @@ html_theme_options = {
 html_sidebars = {"index": []}
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
+
+
+NOTEBOOK = re.compile(r"\[([^\]]+)\]\((?:\.\./)+(notebooks/[\w/]+)\.ipynb\)")
+DRAWING = re.compile(r"^!\[[^\]]*\]\((_static/\w+\.svg)\)$", re.MULTILINE)
+
+
+def use_sphinx(app: Sphinx, name: str, source: list[str]) -> None:
+    """Adapt a page, which also reads well in the repository: notebooks are pages, and drawings have links in them."""
+    if Path(app.env.doc2path(name)).suffix == ".md":
+        source[0] = NOTEBOOK.sub(r"{doc}`\1 </\2>`", source[0])
+        source[0] = DRAWING.sub("```{raw} html\n:file: \\1\n```", source[0])
 
 
 def write_players(app: Sphinx, error: Exception | None) -> None:
@@ -77,5 +90,6 @@ def write_players(app: Sphinx, error: Exception | None) -> None:
 
 
 def setup(app: Sphinx) -> None:
-    """Write the players once the site is built."""
+    """Adapt the pages when they are read, and write the players once the site is built."""
+    app.connect("source-read", use_sphinx)
     app.connect("build-finished", write_players)

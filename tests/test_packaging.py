@@ -115,11 +115,13 @@ def test_python_m_checks_an_installation():
     assert not done.stderr
 
 
-def test_the_citation_names_the_version():
+def test_the_citation_and_the_readme_name_the_version():
     import nbloader
 
     citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     assert re.search(r"^version: (.*)$", citation, re.MULTILINE)[1] == nbloader.__version__
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert re.search(r"\bversion (\d[\w.]*\w)", readme)[1] == nbloader.__version__
 
 
 def test_files_for_the_hosting_site_are_yaml_and_run_commands_that_exist():
