@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import copy
 import gzip
 import http.server
@@ -11,6 +12,7 @@ import json
 import os
 import random
 import re
+import sqlite3
 import sys
 import tarfile
 import textwrap
@@ -1021,6 +1023,64 @@ def test_other_loops_are_left_alone_or_only_named(body, found, tmp_path):
     named = proposals("python-loop", function)
     assert len(named) == found
     assert all(proposal.untried and not proposal.code and "90%" in proposal.why for proposal in named)
+
+
+QUERIES = {
+    "row": 'return db.execute("SELECT x, id FROM t WHERE id = ?", (i,)).fetchone()',
+    "rows": 'return db.execute("select * from t where x = ?", [str(i % 3)]).fetchall()',
+    "no row": "return db.execute(QUERY, (-i - 1,)).fetchone()",
+}
+
+
+@pytest.mark.parametrize("case", QUERIES)
+def test_a_table_is_read_once_instead_of_queried_for_each_sample(case, tmp_path):
+    source = f"""\
+        import sqlite3
+        QUERY = "SELECT x FROM t WHERE id = ? LIMIT 1"
+        def f(path, i):
+            db = sqlite3.connect(path)
+            try:
+                {QUERIES[case]}
+            finally:
+                db.close()
+        """
+    function = defined(tmp_path, source)
+    path = str(tmp_path / "t.db")
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TABLE t (id INTEGER, x TEXT)")
+        database.executemany("INSERT INTO t VALUES (?, ?)", [(n, str(n % 3)) for n in range(10)])
+        database.commit()
+    (proposal,) = proposals("sql-lookup", function)
+    new = rewritten(function, proposal)
+    assert [function(path, i) for i in range(5)] == [new(path, i) for i in range(5)]
+    assert "CREATE INDEX t_" in proposal.instead
+
+
+def test_an_index_is_named_for_a_query_that_is_not_rewritten(tmp_path):
+    source = """\
+        def f(cursor, i):
+            cursor.execute("SELECT x FROM t WHERE id = ?", (i,))
+            return cursor.fetchone(), cursor.execute("SELECT x FROM t WHERE id > ? ORDER BY x", (i,))
+        """
+    (proposal,) = proposals("sql-lookup", defined(tmp_path, source))
+    assert "CREATE INDEX t_id ON t (id)" in proposal.instead
+    assert proposal.untried
+
+
+def test_a_connection_that_is_kept_open_is_not_closed(tmp_path):
+    source = """\
+        import sqlite3
+        def f(path):
+            db = sqlite3.connect(path)
+            found = db.execute("SELECT 1").fetchone()
+            db.close()
+            return found
+        """
+    function = defined(tmp_path, source)
+    (proposal,) = proposals("opened-each-time", function)
+    new = rewritten(function, proposal)
+    assert [new(":memory:"), new(":memory:")] == [(1,), (1,)]
+    function.__globals__["kept_open"](":memory:").close()
 
 
 def test_a_loader_of_a_library_is_looked_at_if_users_can_pass_their_own(tmp_path, monkeypatch):

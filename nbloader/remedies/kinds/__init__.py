@@ -33,6 +33,7 @@ from nbloader.remedies.kinds import (
     read_each_time,
     regular_expressions,
     same_each_epoch,
+    sql_lookup,
     tokenizer_per_sample,
     whole_array,
 )
@@ -49,6 +50,7 @@ REMEDIES: tuple[Remedy, ...] = (
     npz_archive.REMEDY,
     hdf5_chunks.REMEDY,
     listing.REMEDY,
+    sql_lookup.REMEDY,
     pandas_row.REMEDY,
     json_text.REMEDY,
     tokenizer_per_sample.REMEDY,

@@ -48,6 +48,7 @@ class OpenedEachTime:
             arguments = ", ".join(site.text(part) for part in (*call.args, *call.keywords))
             opened = f"kept_open({arguments})"
             edits.append(Edit(call, f"{context.name}.nullcontext({opened})" if id(call) in managed else opened))
+        edits += [Edit(stmt, "pass") for call in calls for stmt in _closings(site, call)]
         why = "The file is opened and closed for each sample: its index and its metadata are read each time."
         instead = "Let each worker open it once, and keep it open."
         here = [call for call in site.calls(*OPENED) if site.is_fixed(call)]
@@ -59,6 +60,15 @@ class OpenedEachTime:
         """Whether a file is opened on the slow line, or is open while the slow line is executed."""
         statement = site.statement(call)
         return statement.lineno <= site.number <= (statement.end_lineno or statement.lineno)
+
+
+def _closings(site: Site, call: ast.Call) -> list[ast.stmt]:
+    """Return the statements that close what a call opens, if that is assigned to a variable."""
+    statement = site.statement(call)
+    if not isinstance(statement, ast.Assign) or statement.value is not call:
+        return []
+    closes = f"{site.text(statement.targets[0])}.close()"
+    return [node for node in site.body if isinstance(node, ast.Expr) and site.text(node) == closes]
 
 
 REMEDY = OpenedEachTime()
