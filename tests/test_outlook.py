@@ -112,7 +112,7 @@ def judged(monkeypatch):
         verdict = Verdict("workers_wait" if s.epoch >= 0 else "new", "Workers wait for a disk.")
         return Diagnosis(verdict, verdict, verdict)
 
-    def predict(records, _epoch, now, after, *_more):
+    def predict(records, _epoch, now, after, *_more, whole):
         predicted.append(after)
         if len(records) < 50:
             return Prediction(change="", measured=10.0, reason="too few batches")

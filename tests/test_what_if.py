@@ -6,6 +6,7 @@ import dataclasses
 import time
 from typing import Any
 
+import light
 import pytest
 
 import nbloader
@@ -250,6 +251,41 @@ def test_no_prediction_where_the_model_does_not_fit():
     assert str(locked) == f"num_workers=4: cannot tell, because a lock makes the workers take turns {instead}"
     few = predict(recorded(jobs, now)[:9], Evidence(), now, settings(4), "workers_wait", "num_workers=4")
     assert "20 consecutive batches are needed, but there are 9 so far" in str(few)
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    ("workers", "batches", "changed", "speedup"),
+    [
+        (0, 4, settings(2), 1.9),
+        (2, 8, settings(4), 1.9),
+        (4, 4, settings(8), 1.0),  # more workers than batches
+        (2, 6, settings(4), 1.5),  # three rounds, then two
+    ],
+)
+def test_a_short_epoch_is_replayed_as_a_whole(workers: int, batches: int, changed: Settings, speedup: float):
+    now = settings(workers)
+    records = recorded([Job(0.1, 0, 0.002)] * batches, now)
+    found = predict(records, Evidence(), now, changed, "workers_wait", "other workers", whole=True)
+    assert found.speedup == pytest.approx(speedup, rel=0.1), found
+    assert found.low <= 0.8 * found.speedup < 1.2 * found.speedup <= found.high, "as wide as the error may be"
+    few = predict(records[:3], Evidence(), now, changed, "workers_wait", "x", whole=True)
+    assert (
+        str(few)
+        == "x: cannot tell, because an epoch of 3 batches is too short to replay (measure it in a longer epoch)"
+    )
+
+
+def test_an_epoch_that_has_few_batches_is_predicted_after_its_end():
+    with DataLoader(light.Slow(48, wait=0.01), 8, num_workers=2, output="numpy") as loader:
+        batches = iter(loader)
+        for _ in range(5):
+            next(batches)
+        assert "20 consecutive batches are needed" in loader.what_if(num_workers=6).reason, "it goes on"
+        assert len(list(batches)) == 1
+        found = loader.what_if(num_workers=6)
+        assert "consecutive" not in found.reason, "other programs may use the cores"
+        assert found.measured > 0
 
 
 def change(jobs: list[Job], costs: CostChange, now: Settings, changed: Settings | None = None, **fields: object):

@@ -33,7 +33,7 @@ from dataclasses import dataclass, replace
 from html import escape
 from typing import TYPE_CHECKING, NamedTuple
 
-from nbloader._util.format import factor, number, percent, text_table
+from nbloader._util.format import factor, number, percent, plural, text_table
 from nbloader.diagnose.causes import BY_NAME, CORES_TAKEN, LOCK, PICKLE
 from nbloader.diagnose.causes.interpreter_lock import INTERPRETER_LOCK
 from nbloader.diagnose.without_line import LineTime, gain_without
@@ -50,7 +50,9 @@ if TYPE_CHECKING:
 REPLAYED = 400
 """Number of batches to replay, the newest ones."""
 MIN_REPLAYED = 20
-"""Minimum number of batches for a prediction."""
+"""Minimum number of batches for a prediction, except of an epoch that has fewer."""
+MIN_WHOLE = 4
+"""Minimum number of batches of an epoch that is replayed as a whole."""
 BLOCKS = 4
 """The replayed batches are split into this many parts; the spread of their predictions gives the interval."""
 MATCHES = 0.2
@@ -469,8 +471,10 @@ def replay(jobs: Sequence[Job], settings: Settings) -> list[float]:
     return _Loop(jobs, settings).run()
 
 
-def _seconds(finished: Sequence[float], skipped: int) -> float:
-    """Time per batch once the loader is in its steady state."""
+def _seconds(finished: Sequence[float], skipped: int | None) -> float:
+    """Time per batch once the loader is in its steady state, after some batches; None for all of them, from time 0."""
+    if skipped is None:
+        return finished[-1] / len(finished)
     skipped = min(skipped, len(finished) // 3)
     return (finished[-1] - finished[skipped]) / (len(finished) - 1 - skipped)
 
@@ -484,11 +488,14 @@ class _Variant(NamedTuple):
     """Number of samples in all jobs."""
     transfer: float
     """Seconds for which the nodes send the batches, in total."""
+    whole: bool
+    """Whether the jobs are those of a whole epoch."""
 
     @property
     def seconds(self) -> float:
-        """Time per sample in the steady state."""
-        return _seconds(replay(self.jobs, self.settings), self.settings.workers + 1) * len(self.jobs) / self.samples
+        """Time per sample: in the steady state, or of the whole epoch."""
+        skipped = None if self.whole else self.settings.workers + 1
+        return _seconds(replay(self.jobs, self.settings), skipped) * len(self.jobs) / self.samples
 
     @property
     def sending(self) -> float:
@@ -496,7 +503,7 @@ class _Variant(NamedTuple):
         return self.transfer / self.settings.nodes / self.samples if self.settings.nodes else 0.0
 
 
-def _variants(costs: Sequence[Cost], settings: Settings, change: CostChange) -> list[_Variant]:
+def _variants(costs: Sequence[Cost], settings: Settings, change: CostChange, *, whole: bool) -> list[_Variant]:
     """List the ways in which a change may turn out: one, or both extremes of each unmeasured effect."""
     found = [(list(costs), settings)]
     if change.line is not None:
@@ -516,12 +523,12 @@ def _variants(costs: Sequence[Cost], settings: Settings, change: CostChange) -> 
         found = [(_regrouped(c, change.batch_size, longer=longer), s) for c, s in found for longer in (True, False)]
     if settings.elsewhere or settings.nodes:
         found = [(c, end) for c, s in found for end in (s.unlimited, s)]
-    return [_variant(c, s) for c, s in found]
+    return [_variant(c, s, whole=whole) for c, s in found]
 
 
-def _variant(costs: Sequence[Cost], settings: Settings) -> _Variant:
+def _variant(costs: Sequence[Cost], settings: Settings, *, whole: bool) -> _Variant:
     samples, transfer = sum(cost.samples for cost in costs), sum(cost.transfer for cost in costs)
-    return _Variant([cost.job for cost in costs], settings, samples, transfer)
+    return _Variant([cost.job for cost in costs], settings, samples, transfer, whole)
 
 
 def _without_line(costs: Sequence[Cost], line: LineTime, error: float) -> list[Cost]:
@@ -617,6 +624,8 @@ def predict(
     cause: str,
     change: str,
     costs_change: CostChange = UNCHANGED,
+    *,
+    whole: bool = False,
 ) -> Prediction:
     """Predict the rate with changed settings.
 
@@ -628,9 +637,10 @@ def predict(
         cause: What limited the loop.
         change: The change as text for the user.
         costs_change: What the change does to the costs of batches.
+        whole: Whether the records are all batches of an epoch, which is too short for a steady state.
     """
     alone = costs_change.line if costs_change == CostChange(line=costs_change.line) and changed == now else None
-    found = _replayed(records, e, now, changed, cause, change, costs_change, wide=alone is not None)
+    found = _replayed(records, e, now, changed, cause, change, costs_change, wide=alone is not None, whole=whole)
     if found.speedup is not None or alone is None or not (found.measured or e.batches_per_second):
         return found
     gain = gain_without(alone, e, serialized=cause in (LOCK.name, INTERPRETER_LOCK.name))
@@ -647,17 +657,14 @@ def _replayed(
     costs_change: CostChange,
     *,
     wide: bool,
+    whole: bool,
 ) -> Prediction:
     """Predict the rate by a replay; see `predict`. `wide` says whether an interval may have any width."""
     records = sorted(records, key=returned_at)[-REPLAYED:]
-    if len(records) < MIN_REPLAYED:
-        reason = (
-            f"{MIN_REPLAYED} consecutive batches are needed, but there are {len(records)} so far (iterate over at "
-            f"least {MIN_REPLAYED} batches, and ask again)"
-        )
-        return Prediction(change=change, measured=0.0, reason=reason)
-    skipped = now.workers + 1
-    seconds = _seconds([returned_at(r) / 1e9 for r in records], skipped)
+    if len(records) < (MIN_WHOLE if whole else MIN_REPLAYED):
+        return Prediction(change=change, measured=0.0, reason=_too_few(len(records), whole=whole))
+    skipped, begin = (None, min(r.fetch_begin for r in records)) if whole else (now.workers + 1, 0)
+    seconds = _seconds([(returned_at(r) - begin) / 1e9 for r in records], skipped)
     measured = 1 / seconds if seconds > 0 else 0.0
     costs = costs_of(records, e)
     samples = sum(cost.samples for cost in costs) / len(costs)
@@ -672,10 +679,11 @@ def _replayed(
         text = f"a replay of the unchanged loop differs from what was measured by {percent(abs(error))}{instead}"
         return replace(none, reason=text, replay_error=error)
     size = max(MIN_REPLAYED // 2, len(costs) // BLOCKS)
-    parts = [costs, *(costs[i : i + size] for i in range(0, len(costs) - size + 1, size))]
-    gains = [_gains(part, now, changed, costs_change) for part in parts]
+    parts = [costs, *([] if whole else (costs[i : i + size] for i in range(0, len(costs) - size + 1, size)))]
+    gains = [_gains(part, now, changed, costs_change, whole=whole) for part in parts]
     gains = [gain for gain in gains if gain]
-    by_variant = [_interval(list(ratios), error) for ratios in zip(*gains, strict=True)]
+    error_at_least = max(abs(error), MATCHES) if whole else error
+    by_variant = [_interval(list(ratios), error_at_least) for ratios in zip(*gains, strict=True)]
     low, high = min(found.low for found in by_variant), max(found.high for found in by_variant)
     extremes = [found.speedup for found in by_variant]
     speedup = statistics.median(extremes)
@@ -686,6 +694,15 @@ def _replayed(
         text = f"{_may_be(low, high)}, because the batches differ too much from each other{instead}"
         return replace(none, reason=text, replay_error=error)
     return replace(none, speedup=speedup, low=low, high=high, replay_error=error)
+
+
+def _too_few(batches: int, *, whole: bool) -> str:
+    if whole:
+        return f"an epoch of {plural(batches, 'batch')} is too short to replay (measure it in a longer epoch)"
+    return (
+        f"{MIN_REPLAYED} consecutive batches are needed, but there are {batches} so far (iterate over at least "
+        f"{MIN_REPLAYED} batches, and ask again)"
+    )
 
 
 def _may_be(low: float, high: float) -> str:
@@ -700,11 +717,11 @@ class _Interval(NamedTuple):
     high: float
 
 
-def _gains(costs: Sequence[Cost], now: Settings, changed: Settings, change: CostChange) -> list[float]:
+def _gains(costs: Sequence[Cost], now: Settings, changed: Settings, change: CostChange, *, whole: bool) -> list[float]:
     """Compute the speedup of each variant; an empty list if there are too few batches."""
-    before = _variant(costs, now.unlimited).seconds
-    variants = _variants(costs, changed, change)
-    if any(len(variant.jobs) < MIN_REPLAYED // 4 for variant in variants):
+    before = _variant(costs, now.unlimited, whole=whole).seconds
+    variants = _variants(costs, changed, change, whole=whole)
+    if any(len(variant.jobs) < (1 if whole else MIN_REPLAYED // 4) for variant in variants):
         return []
     # Nodes can send at least as many bytes per second as now.
     return [before / max(1e-12, variant.seconds, min(variant.sending, before)) for variant in variants]

@@ -868,10 +868,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """Predict the rate with other settings, from the newest epoch; `print` the result.
 
         The epoch's last 400 batches are replayed through a model of the loader: workers, prefetch window, order, and
-        shared cores. There is no prediction if a replay with the present settings differs from the measurement by
-        more than 20%, or if the model does not cover the cause (a lock, other programs, pickling), or if the result
-        depends on something that was not measured. Nothing is started or changed. Several arguments count as one
-        change.
+        shared cores. An ended epoch of 4 to about 20 batches is replayed as a whole. There is no prediction if a replay
+        with the present settings differs from the measurement by more than 20%, or if the model does not cover the
+        cause (a lock, other programs, pickling), or if the result depends on something that was not measured. Nothing
+        is started or changed. Several arguments count as one change.
 
         Args:
             num_workers: Number of workers; 0 for none.

@@ -35,6 +35,7 @@ from nbloader.metrics.hot_lines import HotLine
 from nbloader.metrics.process_probe import MEASURING_SHARE, ProcessProbe
 from nbloader.metrics.rates import RATE_NS
 from nbloader.metrics.snapshot import ENDED, NO_VERDICT, Outlook, Point, Snapshot
+from nbloader.metrics.stage_times import returned_at
 from nbloader.metrics.usage_probe import UsageProbe
 from nbloader.report.trace import Trace
 from nbloader.scheduler.prefetch import Load
@@ -370,10 +371,16 @@ class Monitor:
         if "num_workers" not in changed and "prefetch_factor" not in changed:
             after = dataclasses.replace(after, window=now.window)
         records = records[2 * now.workers :][-batches:]
+        of_epoch = [r for r in usable if r.epoch == epoch]  # a replay tells whether a change disturbed it
+        undisturbed = bool(of_epoch) and self._changed_at <= max(map(returned_at, of_epoch))
+        ended = s.state in ENDED and s.batches_total == len(of_epoch)
+        whole = len(records) < MIN_REPLAYED and ended and undisturbed
+        if whole:
+            records = of_epoch
         if isinstance(costs, str):
-            rate = predict(records, evidence, now, now, cause, change).measured
+            rate = predict(records, evidence, now, now, cause, change, whole=whole).measured
             return Prediction(change=change, measured=rate, reason=costs)
-        return predict(records, evidence, now, after, cause, change, costs)
+        return predict(records, evidence, now, after, cause, change, costs, whole=whole)
 
     def points(self) -> list[Point]:
         """See `DataLoader.points`."""

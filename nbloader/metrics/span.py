@@ -188,7 +188,9 @@ def measure(records: Sequence[BatchRecord], options: SpanOptions) -> Evidence:
         for r, wait, drawn in zip(regular, regular_waits, sampling, strict=True)
     ]
     transferred = sum(ns for r, ns in zip(regular, there, strict=True) if r.placed is not None)
-    steady_ns = max(1, span_ns - startup_ns - drawn_first - stall_ns)
+    begun_ns = min((r.fetch_begin for r in o.opening), default=0) - min((r.requested for r in o.opening), default=0)
+    starting_ns = max(startup_ns, min(begun_ns - drawn_first, first_ns))  # no worker has a batch before it begins one
+    steady_ns = max(1, span_ns - starting_ns - drawn_first - stall_ns)
     batches = max(1, o.batches)  # the first ones, too: they were made within this time
     count = len(regular)
     there_ns, drawn_ns, placed_ns = sum(there), sum(sampling), min(transferred, sum(map(placing_ns, regular)))
