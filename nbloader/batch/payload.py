@@ -95,7 +95,8 @@ class BatchPayload(ABC):
         self.received = received
         self.transport = transport
         (
-            _epoch, _number, _segment, nbytes, skeleton_nbytes, samples, fetch_begin, _fetched, collated, *_costs,
+            _epoch, _number, _segment, nbytes, skeleton_nbytes, samples, fetch_begin, _fetched, collated,
+            _fetch_cpu, _collate_cpu, _slowest, _slowest_ns,
         ) = header  # unpacked at once: each attribute of a named tuple takes 35 ns  # fmt: skip
         self.samples = samples
         """Number of samples in the batch."""
