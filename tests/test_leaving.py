@@ -203,7 +203,7 @@ def test_the_log_says_that_a_worker_leaves(tmp_path):
         (leaving,) = wait_for(holding.is_leaving)
         holding.go_on()
         list(holding.epoch)
-        assert line_of(leaving).text == f"worker {HOLDER} (pid {holding.pid}) leaves after its present sample"
+        assert line_of(leaving).text == f"worker {HOLDER} (pid {holding.pid}) leaves after its current sample"
         assert line_of(holding.death()).text.startswith(f"worker {HOLDER} (pid {holding.pid}) stopped")
 
 

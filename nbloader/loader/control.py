@@ -52,7 +52,7 @@ class Control:
 
         Args:
             value: The new number.
-            patient: Whether workers that are removed may take any time for their present sample.
+            patient: Whether workers that are removed may take any time for their current sample.
         """
         if value != self._num_workers and isinstance(self._engine, Engine):
             self._num_workers = value

@@ -210,14 +210,14 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     @classmethod
     def from_source(cls, source: Callable[[int], Sequence[Any]], batch_size: int, **arguments: Any) -> DataLoader[Any]:
-        """Create a loader over a source: a function that decides what to load next, as in DI-engine.
+        """Create a loader over a source, which is a function that decides what to load next, as in DI-engine.
 
         The source is called on a separate thread, ahead of the loop by the prefetch window and two batches. One
         iterator continues until the source raises StopIteration.
 
         Args:
-            source: Called with `batch_size`; returns a list of samples, of functions that are called in a worker and
-                return a sample, or of both.
+            source: A function that is called with `batch_size`. It returns a list of samples, of functions that are
+                called in a worker and return a sample, or of both.
             batch_size: Samples per batch.
             arguments: Arguments of this class, such as `num_workers=4`, except those that select samples.
 
@@ -234,7 +234,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """Create a loader that yields what an existing torch loader yields.
 
         A loader that Accelerate prepared is a wrapper around torch's loader, for placement, gradient accumulation and
-        synchronized shuffling: the loader inside is replaced, and the same wrapper is returned.
+        synchronized shuffling. nbloader replaces the loader inside it, and returns the same wrapper.
 
         Args:
             loader: A torch loader, or one that Lightning or Accelerate has prepared. Its dataset, samplers and
@@ -506,16 +506,16 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """Replace the workers, and give the new ones a new dataset or the current definition of its class.
 
         During an epoch, the change takes effect after the batches that are already produced, at most the prefetch
-        window; without workers, or with `keep=False`, it takes effect with the next batch.
+        window. Without workers, or with `keep=False`, it takes effect with the next batch.
 
         Args:
-            dataset: The new dataset; of the same length if an epoch is in progress. None keeps the old object and
+            dataset: The new dataset, of the same length if an epoch is in progress. None keeps the old object and
                 gives it the current definition of its class (from a notebook cell or a reloaded module).
-            keep: Whether batches that are already produced are delivered; with False they are produced again with
+            keep: Whether batches that are already produced are delivered. With False, they are produced again with
                 the new dataset.
 
         Raises:
-            DatasetTransferError: The dataset cannot be sent to workers; the loader keeps the old one.
+            DatasetTransferError: The dataset cannot be sent to workers. The loader keeps the old one.
             LoaderClosedError: After `close()`.
         """
         self._parts.control.check_open()
@@ -554,9 +554,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def num_workers(self) -> int:
         """Number of workers. Assign another number at any time, also during an epoch and from any thread.
 
-        If a worker is removed, other workers produce the batches that it was assigned; it ends after its present
-        sample, as with `restart_workers`. In workers that already run,
-        `get_worker_info().num_workers` keeps its value. A change from or to 0 takes effect with the next epoch.
+        If a worker is removed, other workers produce the batches that it was assigned. It ends after its current
+        sample, as with `restart_workers`. In workers that already run, `get_worker_info().num_workers` keeps its value.
+        A change from or to 0 takes effect with the next epoch.
 
         Raises:
             ValueError: It is negative.
@@ -576,7 +576,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
         Args:
             value: The new number.
-            patient: Whether workers that are removed may take any time for their present sample. Nobody has said that
+            patient: Whether workers that are removed may take any time for their current sample. Nobody has said that
                 they hang if `tune` removes them, and they may hold a lock.
         """
         value = self._parts.control.check_num_workers(value)
@@ -586,9 +586,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     @property
     def prefetch_factor(self) -> int | None:
-        """Batches requested ahead, per worker; None without workers. Can be assigned at any time.
+        """Batches requested ahead, per worker. It can be assigned at any time, and is None without workers.
 
-        An assigned number also replaces `prefetch` and an adaptive window; None restores the default.
+        An assigned number also replaces `prefetch` and an adaptive window. None restores the default.
 
         Raises:
             ValueError: It is negative.
@@ -627,13 +627,13 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def restart_workers(self, ids: int | Iterable[int] | None = None) -> None:
         """Replace workers with new ones, at any time and from any thread; returns at once.
 
-        Other workers produce the batches that were assigned to them; the consumer still gets every batch once and in
+        Other workers produce the batches that were assigned to them. The consumer still gets every batch once and in
         order. The new workers have the notebook's state from the beginning of the epoch, as the others have. To give
-        them the present one, call `reload()`. Without workers, this is a no-op.
+        them the current state, call `reload()`. Without workers, this is a no-op.
 
-        The new workers start at once. An old worker ends after its present sample, and so releases a lock that the
-        sample holds. It is killed at once if it is stuck: if its batch takes more than 2 s and ten times as long as
-        usual. Before the first batch has arrived, it is killed after 30 s.
+        The new workers start at once. An old worker ends after its current sample, and so releases a lock that the
+        sample holds. A worker is killed at once if it is stuck, which means that its batch has taken more than 2 s and
+        ten times as long as usual. Before the first batch has arrived, a worker is killed after 30 s.
 
         Args:
             ids: A worker id, or several; None for all workers.
@@ -682,7 +682,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def step(self) -> None:
         """Pause, if not paused already, and deliver exactly one batch to the consumer. Thread-safe.
 
-        The prefetch window advances by that batch; nothing else moves until the next `step()` or `resume()`.
+        The prefetch window advances by that batch. Nothing else moves until the next `step()` or `resume()`.
 
         Raises:
             LoaderClosedError: After `close()`.
@@ -733,7 +733,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             The batch. It is produced when `.batch` or `.sample()` is first used.
 
         Raises:
-            ReplayError: The batch is no longer known, or cannot be reproduced; the message says why.
+            ReplayError: The batch is no longer known, or cannot be reproduced. The message says why.
             TypeError: No batch number is given.
         """
         if isinstance(epoch, ev.BatchRecord):
@@ -799,8 +799,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             limit: Number of epochs to search.
 
         Raises:
-            ReplayError: Batches of this loader cannot be replayed, or their samples are fetched together; the message
-                says why.
+            ReplayError: Batches of this loader cannot be replayed, or their samples are fetched together. The
+                message says why.
         """
         numbers: dict[int, set[int]] = {}
         for record in self._parts.bus.batches():
@@ -846,7 +846,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     # ---- observation ------------------------------------------------------------------------------------------------
 
     def stats(self) -> Snapshot:
-        """Return a frozen snapshot of the loader; `print` it, or leave it as the last line of a cell."""
+        """Return a frozen snapshot of the loader. `print` it, or leave it as the last line of a cell."""
         return self._parts.monitor.stats(self._model_arguments(), self.dataset, iterated=self._parts.iterations > 0)
 
     def points(self) -> list[Point]:
@@ -865,11 +865,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         line: HotLine | str | int | None = None,
         transport: Literal["none"] | None = None,
     ) -> Prediction:
-        """Predict the rate with other settings, from the newest epoch; `print` the result.
+        """Predict the rate with other settings, from the newest epoch. `print` the result.
 
         The epoch's last 400 batches are replayed through a model of the loader: workers, prefetch window, order, and
         shared cores. An ended epoch of 4 to about 20 batches is replayed as a whole. There is no prediction if a replay
-        with the present settings differs from the measurement by more than 20%, or if the model does not cover the
+        with the current settings differs from the measurement by more than 20%, or if the model does not cover the
         cause (a lock, other programs, pickling), or if the result depends on something that was not measured. Nothing
         is started or changed. Several arguments count as one change.
 
@@ -918,13 +918,13 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         }  # fmt: skip
 
     def profile_lines(self, on: bool | None = True) -> None:
-        """Switch continuous sampling of the workers' lines of code on or off; `hot_lines()` shows the lines.
+        """Switch continuous sampling of the workers' lines of code on or off. `hot_lines()` shows the lines.
 
         If this method is not called, workers are sampled while a loop waits for them, from 0.1 s after the beginning
         of an epoch on. The samples of an epoch replace those of earlier ones, if there are at least 20.
 
         Sampling can be switched at any time, from any thread, even while a loop runs. Each worker is sampled at most 20
-        times a second, which takes about 0.03% of its time; nothing is sampled while no epoch runs.
+        times a second, which takes about 0.03% of its time. Nothing is sampled while no epoch runs.
 
         To sample a worker process, a signal is sent to it. It interrupts C functions that sleep and do not resume by
         themselves (the C library's `sleep`, not Python's).
@@ -936,7 +936,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._parts.monitor.lines.switch(on=on)
 
     def hot_lines(self) -> HotLines:
-        """Return the lines of your code on which workers have spent their time; `print` it.
+        """Return the lines of your code on which workers have spent their time. `print` the result.
 
         The time of a line includes that of the libraries that it calls. Lines of notebook cells are shown, too. The
         time of each line is split into computing and waiting (for a disk, a network, a lock, a sleep).
@@ -951,7 +951,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         return self._parts.monitor.lines.result()
 
     def remedies(self, samples: int = 30, *, report: Callable[[str, int, int], object] | None = None) -> Remedies:
-        """Find out what to write instead of the slowest lines, and try it on samples; `print` the result. Thread-safe.
+        """Find out what to write instead of the slowest lines, and try it on samples. `print` the result. Thread-safe.
 
         If something faster is known for one of the slowest lines of `hot_lines()`, a separate worker process rewrites
         the function and tries it. The current and the rewritten code produce the same samples with the same seeds, and
@@ -1011,9 +1011,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         Returns at once. Call it before the loop, or while it runs: the search begins with the first batches and changes
         the settings of this loader in the middle of an epoch. Each setting is measured for a few seconds, and those
         that may be the fastest are measured again in turns. The fastest setting is kept if it is faster than the
-        present one by more than 3%. The batches stay the same, byte for byte: the number of workers is not changed for
+        current one by more than 3%. The batches stay the same, byte for byte: the number of workers is not changed for
         an iterable dataset, or if workers draw from random generators of their own. No worker is killed: one that is
-        removed ends after its present sample, however long that takes, and so releases the locks that it holds.
+        removed ends after its current sample, however long that takes, and so releases the locks that it holds.
 
         If all cores are in use at the end, no setting helps. The result then says so first, and lists what may make the
         samples cheaper, as `remedies(samples=0)` does.
@@ -1024,7 +1024,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 (of this one, before the first batch), at least 8.
             num_workers: Instead of searching, switch to this number of workers at once, measure it, and keep it.
             prefetch_factor: Switch to this prefetch factor, likewise.
-            kinds: The kinds of workers that may be tried: `("process", "thread")`. By default the present kind, because
+            kinds: The kinds of workers that may be tried: `("process", "thread")`. By default the current kind, because
                 only you know whether your code may run in several threads at a time, or in processes that share no
                 objects with this one. For iterable and asynchronous datasets, `chunk_size`, and with
                 `multiprocessing_context`, the kind is not changed.
@@ -1094,7 +1094,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         return tuning
 
     def _other_kind(self, kinds: Sequence[str] | None) -> tuple[str, str]:
-        """Return the kind of workers that `tune` may try besides the present one ("" if none), and why it may not."""
+        """Return the kind of workers that `tune` may try besides the current one ("" if none), and why it may not."""
         config = self._config
         present, known = config.workers, get_args(InterchangeableKind)
         if self._is_iterable or config.chunk is not None or self._parts.engine_config.concurrency:
@@ -1201,7 +1201,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         return show(cast("LoaderControl", self))
 
     def explore(self, **options: Any) -> Explorer | None:
-        """Look at the samples of the dataset, also while this loader runs: see `nbloader.explore`.
+        """Look at the samples of the dataset, even while this loader runs. See `nbloader.explore`.
 
         The explorer has its own workers, which read the samples. The loader's workers and random numbers are not
         affected.
@@ -1262,7 +1262,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """Restore a position: the next `iter(loader)` resumes where `state_dict()` was called, in any process.
 
         The rest of that epoch and all later ones are identical byte for byte, regardless of the number of workers. With
-        an iterable dataset, the rest of the epoch keeps its number of shards; later epochs are sharded by the number of
+        an iterable dataset, the rest of the epoch keeps its number of shards. Later epochs are sharded by the number of
         workers of this loader.
 
         The whole state is checked before anything is changed. The state of a custom sampler is first loaded into a copy
@@ -1273,7 +1273,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             state_dict: What `state_dict()` returned, possibly via JSON.
 
         Raises:
-            ValueError: The state belongs to another dataset or other arguments, or cannot be read; the message names
+            ValueError: The state belongs to another dataset or other arguments, or cannot be read. The message names
                 the field, and the loader is unchanged.
             TypeError: It is not a dict.
         """
@@ -1313,7 +1313,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         return f"<nbloader.DataLoader of {type(self.dataset).__name__}, num_workers={self.num_workers}>"
 
     def close(self) -> None:
-        """Stop the workers now. The loader cannot be used afterwards; closing it twice is a no-op.
+        """Stop the workers now. The loader cannot be used afterwards. Closing it twice is a no-op.
 
         It may be called from any thread, an event subscriber, a callback or a signal handler. A loop that iterates the
         loader ends with `LoaderClosedError`, unless it has received all of its batches.
@@ -1358,7 +1358,7 @@ class _Parts:
     pins: bool
     """The value of `pin_memory` for which `transfer` was made."""
     engine_config: EngineConfig
-    """The present configuration of the engine."""
+    """The current configuration of the engine."""
     engine: AnyEngine
     finalizer: weakref.finalize[Any, Any]
     """Closes the engine when the loader is garbage-collected."""

@@ -65,7 +65,7 @@ def change_plan(start: Setting, setting: Setting, records: Sequence[BatchRecord]
     """Create the plan for changing to a setting that the user chose.
 
     Args:
-        start: The present setting.
+        start: The current setting.
         setting: The new one.
         records: Batches so far, of which the last seconds are measured.
     """
@@ -77,7 +77,7 @@ class Commands(NamedTuple):
     """What a search does with a loader, which is the first argument of each function."""
 
     resize: Callable[[Any, int], object]
-    """Changes the number of workers. Those that are removed may take any time for their present sample."""
+    """Changes the number of workers. Those that are removed may take any time for their current sample."""
     restore_window: Callable[[Any], object]
     """Restores the prefetch window that the loader had before the search."""
     use_kind: Callable[[Any, Any], object]

@@ -106,7 +106,7 @@ _DESCRIBE: dict[type, Callable[[Any], Described]] = {
     BatchRecord: lambda e: ("epoch", f"batch {e.index} delivered"),
     WorkerStarted: lambda e: ("worker", f"worker {e.worker} started, pid {e.pid}"),
     WorkerReady: lambda e: ("worker", f"worker {e.worker} ready after {duration(e.startup_ns / 1e9)}"),
-    WorkerLeaving: lambda e: ("worker", f"worker {e.worker} (pid {e.pid}) leaves after its present sample"),
+    WorkerLeaving: lambda e: ("worker", f"worker {e.worker} (pid {e.pid}) leaves after its current sample"),
     WorkerDied: _worker_died,
     WorkerRestarted: _worker_restarted,
     EpochStarted: _epoch_started,

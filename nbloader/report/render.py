@@ -178,12 +178,12 @@ def _loop(s: Snapshot) -> str:
     now = ""
     if s.waiting is not None:
         what = "" if s.waiting_for is None else f" for batch {s.waiting_for}"
-        now = f"; now {age_in(s, s.waiting)}{what}"
+        now = f", now {age_in(s, s.waiting)}{what}"
     if s.state in ENDED:
-        return f"waited {percent(s.wait_share_epoch)} of the epoch"
+        return f"waited for {percent(s.wait_share_epoch)} of the epoch"
     if not s.rate_seconds:
-        return f"waits {percent(s.wait_share)} of the epoch so far{now}"
-    return f"waits {percent(s.wait_share)} of the {span(s)} ({percent(s.wait_share_epoch)} of the epoch){now}"
+        return f"waits for {percent(s.wait_share)} of the epoch so far{now}"
+    return f"waits for {percent(s.wait_share)} of the {span(s)} ({percent(s.wait_share_epoch)} of the epoch){now}"
 
 
 def _faults(s: Snapshot) -> str:

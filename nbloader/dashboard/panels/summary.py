@@ -99,7 +99,7 @@ def _progress(s: Snapshot) -> dict[str, Any]:
 
 TIPS = {
     "Throughput": "Batches per second; headspace: if loading took no time",
-    "Time left": "Until the end of the epoch, at the present throughput",
+    "Time left": "Until the end of the epoch, at the current throughput",
     "Epoch duration": "From the start of the epoch to its end, pauses included",
     "Loop waiting": "Share of the time in which your loop waited for a batch",
     "In flight": "Batches that workers have been given and that have not arrived. Reordering: they have arrived, and "
