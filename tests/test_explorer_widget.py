@@ -548,7 +548,10 @@ def test_columns_orders_and_selections_of_the_user_reach_views_and_python(view, 
     order = following(sent, "order")
     assert (order["name"], order["length"], order["groups"]) == ("filtered", 30, [])
     assert view.group("loss", each=2)["0"] == 5
-    assert following(sent, "order")["groups"][0] == {"name": "0", "size": 5, "listed": 2, "filters": {"loss": [0, 0]}}
+    order = following(sent, "order")
+    assert order["groups"][0] == {"name": "0", "size": 5, "listed": 2, "filters": {"loss": [0, 0]}}
+    chosen = order["chosen"]
+    assert (chosen["sort"], chosen["descending"], chosen["group"]) == ("loss", True, "loss"), "views show it"
     assert view.code() == "view.sort('loss', descending=True)\nview.group('loss')"
     assert view.filter(lambda row: row["loss"] == 3) == [3, 10, 17, 24]
     following(sent, "order")

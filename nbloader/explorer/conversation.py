@@ -186,8 +186,11 @@ class Conversation:
             self._arrangement, self._arranged, self._by_function = arrangement, listed, by_function
 
     def _list_chosen(self) -> None:
+        """Show in all views what was chosen in Python, and how it was chosen."""
+        with self._lock:
+            chosen = self._arrangement._replace(filters={})._asdict()
         for view in list(self._views):
-            self._on_order(view, {"name": "filtered"})
+            self._send_order(view, "filtered", chosen)
 
     def code(self) -> str:
         """Return the present selection, filters and order as Python; see `Explorer.code`."""
@@ -370,7 +373,7 @@ class Conversation:
             self._on_note(clean(error.args[0], 400))
             return
         self._choose(arrangement, listed, by_function=False)
-        self._on_order(view, {"name": "filtered"})
+        self._send_order(view, "filtered")
 
     def _on_similar(self, _view: str, message: Mapping[str, Any]) -> None:
         with contextlib.suppress(KeyError):
@@ -379,7 +382,7 @@ class Conversation:
     def _on_lasso(self, view: str, message: Mapping[str, Any]) -> None:
         """Select the samples inside of a polygon in the scatter plot, and list them."""
         self.select(self._table.within(str(message["x"]), str(message["y"]), message["corners"]))
-        self._on_order(view, {"name": "selected"})
+        self._send_order(view, "selected")
 
     def _on_columns(self, view: str, _message: Mapping[str, Any]) -> None:
         """Send the names by which samples can be sorted and grouped."""
@@ -413,8 +416,16 @@ class Conversation:
             self._answer(request, sample)
 
     def _on_order(self, view: str, message: Mapping[str, Any]) -> None:
-        """Send the list of samples that a view shows instead of all samples."""
-        name = message["name"]
+        self._send_order(view, str(message["name"]))
+
+    def _send_order(self, view: str, name: str, chosen: Mapping[str, Any] | None = None) -> None:
+        """Send the list of samples that a view shows instead of all samples.
+
+        Args:
+            view: The view.
+            name: Name of the list.
+            chosen: Words, sorting and groups that the view does not know, since they were chosen in Python.
+        """
         with self._lock:
             listed = self._arranged
         notes: Mapping[int, str] = {}
@@ -440,6 +451,7 @@ class Conversation:
             "length": len(indices),
             "notes": shown,
             "groups": [_heading(group) for group in groups],
+            "chosen": chosen,
         }
         self._send({"kind": "order", **content}, [buffer], to=view)
 

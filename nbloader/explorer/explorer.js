@@ -674,6 +674,7 @@ export async function mount({ model, el, styles, asset, load }) {
       reveal(message.index);
     } else if (message.kind === "order") {
       const view = buffers[0];
+      if (message.chosen) arrangement = { ...arrangement, ...message.chosen };
       setOrder(message.name, new Float64Array(view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength)), message.notes, message.groups);
     } else if (message.kind === "columns") {
       showColumns(message);
