@@ -6,6 +6,7 @@ import html
 import io
 import pathlib
 import re
+import time
 
 import light
 import numpy as np
@@ -121,3 +122,30 @@ def test_the_callback_for_lightning_names_the_line(loader, tmp_path, capsys):
     )  # fmt: skip
     trainer.fit(Line(), loader)
     assert NAMED.search(one_line(capsys.readouterr().out))
+
+
+class Balanced:
+    """Draws indices slowly."""
+
+    def __iter__(self):
+        for index in range(40):
+            time.sleep(0.02)
+            yield index
+
+    def __len__(self):
+        return 40
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_slow_sampler_is_named_with_its_place(workers):
+    from torch.utils.data import BatchSampler
+
+    line = Balanced.__iter__.__code__.co_firstlineno
+    told = re.compile(rf"indices \(\S+ ms per batch\) in Balanced\.__iter__ \(\S*test_named_line\.py:{line}\)\.")
+    for arguments in ({"sampler": Balanced(), "batch_size": 4}, {"batch_sampler": BatchSampler(Balanced(), 4, False)}):
+        with DataLoader(light.Numbers(40), num_workers=workers, output="numpy", **arguments) as loader:
+            for _batch in loader:
+                pass
+            s = loader.stats()
+        assert s.epoch_verdict.cause == "sampler", s.verdict
+        assert told.search(s.epoch_verdict.sentence), s.verdict

@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from pathlib import Path
+from types import FunctionType
 
 from nbloader._platform import working_directory
 
@@ -16,6 +17,8 @@ PACKAGE = str(Path(__file__).parents[1]) + os.sep
 _STDLIB = os.path.dirname(os.__file__)  # noqa: PTH120 - quicker; sysconfig, which workers do without, takes longer
 _PACKAGES = ("site-packages", "dist-packages")
 _BELOW_PACKAGES = tuple(f"{os.sep}{name}{os.sep}" for name in _PACKAGES)
+_NESTED = 4
+"""Number of samplers that are looked at if each draws from another one."""
 _NO_FILE = ("<frozen ", "<string>")
 _FRAME = r'(?m)^  File "(.+)", line (\d+), in .+\n(?!    )'
 """Matches a traceback frame that lacks its source line. Not compiled on import, so that workers start sooner."""
@@ -76,6 +79,21 @@ def place_of(file: str, line: int) -> str:
     if below is not None and not is_library(file) and path.is_relative_to(below):
         return f"{path.relative_to(below)}:{line}"
     return f"{Path(*path.parts[-2:])}:{line}"
+
+
+def place_of_sampler(sampler: object) -> str:
+    """Return the user's function that draws indices, such as "Balanced.__iter__ (cell 4 line 12)"; "" if there is none.
+
+    Args:
+        sampler: A sampler or a batch sampler, which may draw from another one, its attribute `sampler`.
+    """
+    for _ in range(_NESTED):
+        function = getattr(type(sampler), "__iter__", None)
+        if isinstance(function, FunctionType) and not is_library(function.__code__.co_filename):
+            code = function.__code__
+            return f"{function.__qualname__} ({place_of(code.co_filename, code.co_firstlineno)})"
+        sampler = getattr(sampler, "sampler", None)
+    return ""
 
 
 def source_line(file: str, line: int) -> str:

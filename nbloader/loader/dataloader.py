@@ -180,7 +180,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             finalizer=self._close_with(engine),
             control=Control(engine, self.num_workers),
             checkpoint=Checkpoint(config),
-            monitor=Monitor(bus, engine, transfer, roots),
+            monitor=Monitor(bus, engine, transfer, roots, self._index_sampler),
             history=EpochHistory(),
         )
 

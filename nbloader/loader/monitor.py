@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from nbloader._util.code_places import place_of_sampler
 from nbloader.cache import process_cache
 from nbloader.cache.hit_cost import hit_seconds
 from nbloader.device.transfer import DeviceTransfer
@@ -84,6 +85,7 @@ class Monitor:
         engine: The loader's engine.
         transfer: Moves batches to their devices; None if they are not moved.
         roots: Returns the dataset and the collate function.
+        sampler: What draws the indices; None if they are not drawn.
     """
 
     def __init__(
@@ -92,11 +94,12 @@ class Monitor:
         engine: AnyEngine,
         transfer: DeviceTransfer | None,
         roots: Callable[[], Sequence[Any]],
+        sampler: Any = None,
     ) -> None:
         self._events = events
         self._engine = engine
         self._transfer = transfer
-        self._aggregator = Aggregator(judge, on_lifecycle=self._on_lifecycle)
+        self._aggregator = Aggregator(judge, on_lifecycle=self._on_lifecycle, sampler=place_of_sampler(sampler))
         self._probe = ProcessProbe()
         self._usage = UsageProbe()
         self.lines = LineProfiler(engine, roots)

@@ -110,6 +110,7 @@ class Aggregator:
             for no verdicts.
         cores: Number of CPU cores that workers may use, for the verdicts; None for the cores that this process may use.
         on_lifecycle: Function that is called with each event that is not a `BatchRecord`, on the publishing thread.
+        sampler: See `Evidence.sampler`.
     """
 
     def __init__(
@@ -117,9 +118,10 @@ class Aggregator:
         judge: Judge | None = None,
         cores: int | None = None,
         on_lifecycle: Callable[[LifecycleEvent], object] | None = None,
+        sampler: str = "",
     ) -> None:
         self._on_lifecycle = on_lifecycle
-        self._judge = judge or _no_verdict
+        self._judge, self._sampler = judge or _no_verdict, sampler
         self._cores = cores  # determined by the first snapshot, since this reads files
         # Reentrant: during an update, the garbage collector may end an abandoned iterator, which publishes an event.
         self._lock = threading.RLock()
@@ -476,8 +478,8 @@ class Aggregator:
         diagnosis = self._judge(
             snapshot,
             self._status(g, rates, stop, usual_ns),
-            _with_facts(now, facts, line),
-            _with_facts(epoch, facts, line),
+            _with_facts(replace(now, sampler=self._sampler), facts, line),
+            _with_facts(replace(epoch, sampler=self._sampler), facts, line),
         )
         if diagnosis.epoch.cause not in ("", "unknown"):
             self._judged = JudgedEpoch(self._epoch, diagnosis.epoch, epoch)
