@@ -354,7 +354,7 @@ def _tried(found: _Found, samples: Samples, run: Run, shown: Bar) -> RemedyResul
     roots = [part for part in (samples.dataset, samples.collate_fn) if part is not None]
     groups = _groups(line, samples)
     results = []
-    for proposal in proposals:
+    for number, proposal in enumerate(proposals):
         measured: list[Measured] = []
         left = sum(map(len, groups[1:]))
         try:
@@ -373,6 +373,9 @@ def _tried(found: _Found, samples: Samples, run: Run, shown: Bar) -> RemedyResul
         finally:
             shown.add(left)
         results.append(_fitting(summed(line, name, proposal, measured), samples.facts.samples))
+        if proposal.saves == "later" and results[-1].helps:  # the others keep less of the work
+            shown.add(sum(map(len, groups[1:])) * (len(proposals) - number - 1))
+            break
     return best_of(results)
 
 

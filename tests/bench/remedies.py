@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
+import csv
 import dataclasses
 import gzip
 import http.server
@@ -75,9 +76,11 @@ GAINED = 1.5
 CLOSE = 0.15
 """A prediction up to `OVER` is right if the measured gain differs from it by at most this part."""
 WORDS = {
+    "computed-each-time": "Compute the constant once per worker",
     "compressed-stream": "Unpack the file once per worker",
     "hdf5-chunks": "Read the HDF5 dataset once per worker",
     "lock-held": "Hold the lock only while the file is read",
+    "python-loop": "Compute the whole array with NumPy",
     "regular-expressions": "Compile each pattern once",
     "same-each-epoch": "Keep the results in memory with nbloader.cached",
 }
@@ -434,6 +437,82 @@ class Copied(Repeated):
         return torch.as_tensor([box["box"] for box in record["boxes"]])
 
 
+class Augmented(Photographs):
+    """Photographs that are resized and then cropped at random."""
+
+    line = "Image.open|.resize("
+
+    def __getitem__(self, index: int) -> Any:
+        img = Image.open(self.files[index % len(self.files)]).convert("RGB")
+        img = img.resize((256, 256))
+        y, x = random.randint(0, 32), random.randint(0, 32)
+        return torch.from_numpy(np.array(img)[y : y + 224, x : x + 224]), index % 10
+
+
+class Filtered(Repeated):
+    """Texts from which the words of a long list are removed."""
+
+    line = "not in self.stop"
+
+    def __init__(self, _folder: Path) -> None:
+        rng = random.Random(0)
+        words = ["".join(rng.choices("abcdefghij", k=6)) for _ in range(2000)]
+        self.stop, self.texts = words[:1000], [" ".join(rng.choices(words, k=100)) for _ in range(100)]
+
+    def __getitem__(self, index: int) -> Any:
+        words = self.texts[index % 100].split()
+        return len([word for word in words if word not in self.stop])
+
+
+class Mapped(Repeated):
+    """Pixels that a loop maps by a table."""
+
+    line = "out[y, x] ="
+
+    def __init__(self, _folder: Path) -> None:
+        self.pictures = np.random.default_rng(0).integers(0, 256, (50, 64, 64), dtype=np.uint8)
+        self.table = np.linspace(0, 1, 256) ** 2.2
+
+    def __getitem__(self, index: int) -> Any:
+        img = self.pictures[index % 50]
+        out = np.zeros(img.shape, np.float32)
+        for y in range(img.shape[0]):
+            for x in range(img.shape[1]):
+                out[y, x] = self.table[img[y, x]] * 2.0 - 1.0
+        return torch.from_numpy(out)
+
+
+class Vignettes(Repeated):
+    """Arrays that are multiplied by a mask, which is computed for each of them."""
+
+    line = "np."
+
+    def __init__(self, _folder: Path) -> None:
+        self.size = (192, 192)
+        self.arrays = np.random.default_rng(0).normal(size=(50, *self.size)).astype(np.float32)
+
+    def __getitem__(self, index: int) -> Any:
+        y, x = np.meshgrid(*(np.linspace(-1, 1, side) for side in self.size), indexing="ij")
+        mask = np.exp(-(y**2 + x**2)).astype(np.float32)
+        return torch.from_numpy(self.arrays[index % 50] * mask + random.random())
+
+
+class Table(Repeated):
+    """One row of a table in a text file for each sample."""
+
+    line = "csv.reader|open("
+
+    def __init__(self, folder: Path) -> None:
+        self.path = str(folder / "table.csv")
+        rows = np.random.default_rng(0).normal(size=(1000, 20)).round(3)
+        np.savetxt(self.path, rows, delimiter=",")
+
+    def __getitem__(self, index: int) -> Any:
+        with open(self.path, newline="") as file:
+            rows = list(csv.reader(file))
+        return torch.tensor([float(value) for value in rows[index % 1000]])
+
+
 @dataclasses.dataclass(frozen=True)
 class Loader:
     """A slow loader."""
@@ -465,6 +544,11 @@ LOADERS = [
     Loader("compressed file", Packed),
     Loader("pixels as objects", Pixels),
     Loader("deep copies", Copied),
+    Loader("random crops of photographs", Augmented, {"batch_size": 4}),
+    Loader("words in a list", Filtered),
+    Loader("loop over pixels", Mapped),
+    Loader("mask per sample", Vignettes),
+    Loader("table read per sample", Table),
 ]
 
 # ---- reading the screen, and doing what it says ---------------------------------------------------------------------

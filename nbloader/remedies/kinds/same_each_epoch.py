@@ -56,7 +56,7 @@ class SameEachEpoch:
         if site.tree.name.startswith(("__getitems__", "__iter__", "__next__")) or _is_method_of_nothing(site):
             return []
         found = [proposal for part in _parts(site) if (proposal := _of_part(site, part)) is not None]
-        if found:  # the longest part, the shortest one, which may take the least memory, and one between
+        if found:  # the longest part, then shorter ones, which may take less memory, or be the same in each epoch
             return list(dict.fromkeys([found[0], found[len(found) // 2], found[-1]]))
         return [proposal for value in _values(site) if (proposal := _of_value(site, value)) is not None][:1]
 
