@@ -507,7 +507,7 @@ def test_a_damaged_file_is_computed_again_with_a_warning(tmp_path):
     f(1)
     (file,) = tmp_path.glob("*/*/*")
     file.write_bytes(file.read_bytes()[:-1] + b"?")
-    with pytest.warns(RuntimeWarning, match="was damaged; it is computed again"):
+    with pytest.warns(RuntimeWarning, match="was damaged, so it is computed again"):
         assert f(1)[0] == 1
     assert f(1)[0] == 1
     assert process_cache.gauge().disk_hits == 1

@@ -623,7 +623,7 @@ def test_the_player_gets_the_messages_and_the_moments_of_each_run(run):
 
 
 def test_a_fork_that_a_run_does_not_have_is_an_error_with_those_that_it_has(run):
-    with pytest.raises(ValueError, match=r"run\.nbl has no mark 'later'; its marks: 'worker 1 hangs'"):
+    with pytest.raises(ValueError, match=r"run\.nbl has no mark 'later'\. Its marks: 'worker 1 hangs'"):
         play({"a": run}, fork="later")
     with pytest.raises(ValueError, match="the dict is empty"):
         play({})

@@ -1285,7 +1285,7 @@ def test_a_remedy_is_tried_on_the_samples_and_nothing_is_changed(archive):
         assert only.samples >= 10
         assert "kept_load('x', self.path)" in only.code.replace('"', "'")
         text, html = str(found), found._repr_html_()
-        for part in ("Tried on", "the samples are equal", "kept_load", only.line.place):
+        for part in ("Tried on", "The samples are equal", "kept_load", only.line.place):
             assert part in text
         assert [one.name for one in found] == ["read-each-time", "same-each-epoch"], "a cache comes last"
         assert found[1].gain > 2

@@ -362,7 +362,7 @@ def modified(state, path, value):
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        (["nbloader"], 2, "version 2; this nbloader reads version 1"),
+        (["nbloader"], 2, "version 2. This nbloader reads version 1"),
         (["nbloader"], KeyError, "version None"),
         (["nbloader"], True, "version True"),
         (["length"], 42, r"state_dict\['length'\] is 42, here len\(dataset\) is 41"),

@@ -25,11 +25,11 @@ def as_json(value: Any, what: str) -> tuple[str | None, str]:
         text = json.dumps(value)
     except (TypeError, ValueError, RecursionError) as error:
         return None, (
-            f"{what} cannot be stored as JSON: {error}; it may contain only plain numbers, strings, lists and dicts"
+            f"{what} cannot be stored as JSON: {error}. It may contain only plain numbers, strings, lists and dicts"
         )
     if json.loads(text) != value:
         return None, (
-            f"{what} changes when it is stored as JSON: tuples become lists, and dict keys become strings; "
-            "it may contain only plain numbers, strings, lists and dicts with string keys"
+            f"{what} changes when it is stored as JSON: tuples become lists, and dict keys become strings. "
+            "It may contain only plain numbers, strings, lists and dicts with string keys"
         )
     return text, ""

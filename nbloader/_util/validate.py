@@ -25,7 +25,7 @@ def natural(name: str, value: Any, hint: str) -> int:
         raise TypeError(f"{name} must be an int, not {type(value).__name__}: {value!r}")
     number = operator.index(value)
     if number < 0:
-        raise ValueError(f"{name} option should be non-negative, not {number}; {hint}")
+        raise ValueError(f"{name} option should be non-negative, not {number} ({hint})")
     return number
 
 

@@ -224,15 +224,15 @@ class SampleCache:
             self.memory.put(key, entry, cost_ns)
         except OSError as error:
             self.warn_once(
-                "memory", f"a sample was not cached, for lack of memory ({error.strerror or error}); "
-                "nbloader.configure_cache(memory=...) sets a limit",
+                "memory", f"a sample was not cached, for lack of memory ({error.strerror or error}). "
+                "To set a limit, call nbloader.configure_cache(memory=...)",
             )  # fmt: skip
 
     def _read(self, disk: DiskStore, key: bytes) -> Found | None:
         try:
             return disk.get(key)
         except DamagedError as error:
-            self.warn_once("damaged", f"{error} in the cache of samples was damaged; it is computed again")
+            self.warn_once("damaged", f"{error} in the cache of samples was damaged, so it is computed again")
         except OSError as error:
             self._disk = None
             self.warn_once("unreadable", f"the cache folder {disk.folder} cannot be read and is not used: {error}")

@@ -228,7 +228,7 @@ class DeviceLane:
         return (
             f"batch {key.number} does not fit on {self.accelerator.name}: {error} ({self.accelerator.memory()}; "
             f"{len(self._started)} batches were uploaded ahead). Use a smaller batch_size or upload_ahead=0, or drop "
-            "tensors that are no longer used; the batch is kept, so next() on the iterator returns it once there is "
+            "tensors that are no longer used. The batch is kept, so next() on the iterator returns it once there is "
             "enough memory."
         )
 

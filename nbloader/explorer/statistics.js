@@ -471,7 +471,7 @@ class Statistics {
       if (count) button(this.problems, `${whole(count)} ${PROBLEMS[kind]}`, `List the problem: ${PROBLEMS[kind]}`, () => this.api.list(kind));
     }
     const none = !this.problems.children.length;
-    const text = !checked ? "Scan samples to find duplicates, constant and not finite ones, and other shapes." : `${none ? "No problems" : ""} among ${whole(checked)} scanned samples`;
+    const text = !checked ? "Scan samples to find duplicates, constant values, values that are not finite, and other shapes." : `${none ? "No problems" : ""} among ${whole(checked)} scanned samples`;
     make("span", "nbl-note", this.problems, text);
   }
   drawCosts(costs) {

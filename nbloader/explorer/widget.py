@@ -562,7 +562,8 @@ def _normalization(given: tuple[Any, Any] | Literal[False] | None, dataset: Any)
     found = Normalization.of(given[0], given[-1])
     if found is None or len(given) != len(Normalization._fields):
         raise ValueError(
-            f"normalization must be (mean, std), each a number or one number per channel, and std not 0; not {given!r}"
+            f"normalization must be (mean, std), each a number or one number per channel, with a std other than 0, "
+            f"not {given!r}"
         )
     return found
 

@@ -91,8 +91,8 @@ def _workers(name: str, value: Any) -> Any:
     if isinstance(value, int):
         *others, last = map(repr, kind_names())
         raise TypeError(
-            f"workers must be {', '.join(others)} or {last}, the kind of worker, not {value!r}; "
-            f"the number of workers is num_workers={value}"
+            f"workers must be {', '.join(others)} or {last}, the kind of worker, not {value!r}. "
+            f"For the number of workers, pass num_workers={value}"
         )
     one_of(name, value, kind_names())
     return value
@@ -118,9 +118,9 @@ def _function(name: str, value: Any) -> Any:
 def _dataset(name: str, value: Any) -> Any:
     if isinstance(value, (str, bytes, os.PathLike)):
         raise TypeError(
-            f"{name} must be an object that gives samples, not the path {value!r}. For a folder with one subfolder of "
-            f"images per class use torchvision.datasets.ImageFolder({os.fsdecode(value)!r}); for other files write a "
-            "class with __len__ and __getitem__ that opens the i-th file of a list"
+            f"{name} must be an object that returns samples, not the path {value!r}. For a folder with one subfolder "
+            f"of images per class use torchvision.datasets.ImageFolder({os.fsdecode(value)!r}). For other files, write "
+            "a class with __len__ and __getitem__ that opens the i-th file of a list"
         )
     return value
 
@@ -238,7 +238,7 @@ class LoaderConfig(Generic[T_co]):
         metadata={
             "declared": _Declared(
                 doc="Anything with `__len__` and `__getitem__`: torch datasets, lists, NumPy arrays, tensors. Or an "
-                "iterable dataset: torch's, or any object with `__iter__` only; each worker iterates its own shard, "
+                "iterable dataset: torch's, or any object with `__iter__` only. Each worker iterates its own shard, "
                 "which the dataset selects with `get_worker_info()`. Classes and functions defined in the notebook "
                 "work with workers too.",
                 check=_dataset,
@@ -248,7 +248,7 @@ class LoaderConfig(Generic[T_co]):
         },
     )
     batch_size: int | None = _argument(
-        1, fixed=True, doc="Samples per batch; None yields samples without batching, as in torch."
+        1, fixed=True, doc="Samples per batch. None yields samples without batching, as in torch."
     )
     shuffle: bool | None = _argument(None, attribute=False, doc="Visit the samples in a new random order each epoch.")
     sampler: Iterable[Any] | None = _argument(
@@ -267,7 +267,9 @@ class LoaderConfig(Generic[T_co]):
         doc="Makes a batch from a list of samples. The default follows torch's `default_collate` and writes straight "
         "into shared memory.",
     )  # fmt: skip
-    pin_memory: bool = _argument(False, doc="Copy batches to pinned memory; a warning without an accelerator.")
+    pin_memory: bool = _argument(
+        False, doc="Copy batches to pinned memory. Without an accelerator, this only issues a warning."
+    )
     drop_last: bool = _argument(False, fixed=True, doc="Drop the last batch of an epoch if it is incomplete.")
     timeout: float = _argument(
         0, _timeout,
@@ -304,11 +306,11 @@ class LoaderConfig(Generic[T_co]):
         "this process, new seeds, and a call of `worker_init_fn`. True keeps the workers between epochs, along with "
         "their copies of the dataset and all changes that they made to it.",
     )  # fmt: skip
-    pin_memory_device: str = _argument("", doc="Deprecated in torch; accepted and ignored.")
+    pin_memory_device: str = _argument("", doc="Deprecated in torch. It is accepted and ignored.")
     in_order: bool = _argument(True, doc="False delivers batches in the order in which they are completed.")
     prefetch: int | None = _argument(
         None, functools.partial(_optional_natural, hint="0 requests a batch when the loop asks for it"), fixed=True,
-        doc="Batches to request ahead in total; overrides `prefetch_factor`. 0 requests a batch when the loop asks "
+        doc="Batches to request ahead in total. It overrides `prefetch_factor`. 0 requests a batch when the loop asks "
         "for it. With `num_workers=0`, a thread loads this many batches ahead.",
     )  # fmt: skip
     workers: Workers = _argument(
@@ -328,14 +330,14 @@ class LoaderConfig(Generic[T_co]):
         "least_loaded", functools.partial(_choice, among=Dispatch), fixed=True,
         doc='"least_loaded" prefers torch\'s rule, by which batch i goes to worker i modulo `num_workers`. But while '
         "that worker has no room, a worker that would soon be idle takes the batch. "
-        '"round_robin" always follows the rule, for datasets that keep state per worker; a slow batch then delays '
+        '"round_robin" always follows the rule, for datasets that keep state per worker. A slow batch then delays '
         "those behind it.",
     )  # fmt: skip
     device: Device | Sequence[Device | None] | None = _argument(
         None, fixed=True,
         doc='Where batches are placed: None or "cpu", or an accelerator such as "cuda", to which they are uploaded '
         "from pinned memory on a separate stream, whether or not `pin_memory` is set. With a list of devices, each "
-        "step yields a list of batches, one per device; an incomplete last list follows `last_batch`.",
+        "step yields a list of batches, one per device. An incomplete last list follows `last_batch`.",
     )  # fmt: skip
     upload_ahead: int = _argument(
         1, functools.partial(natural, hint="0 uploads a batch when the loop asks for it"), fixed=True,
@@ -355,9 +357,9 @@ class LoaderConfig(Generic[T_co]):
     chunk_size: int | None = _argument(
         None, fixed=True,
         doc="Samples per chunk: several workers load one batch together, each a chunk of it, and this process joins "
-        "the chunks. It must divide `batch_size`; with a `batch_sampler` the last chunk may be smaller. A "
+        "the chunks. It must divide `batch_size`. With a `batch_sampler`, the last chunk may be smaller. A "
         "`collate_fn` receives all samples of the batch, and then runs in this process, with random generators that "
-        "are seeded for the batch; such a batch is not uploaded ahead (`upload_ahead`).",
+        "are seeded for the batch. Such a batch is not uploaded ahead (`upload_ahead`).",
     )  # fmt: skip
     concurrency: int = _argument(
         64, _positive, fixed=True,
@@ -376,7 +378,7 @@ class LoaderConfig(Generic[T_co]):
     on_timeout: OnTimeout = _argument(
         "raise", functools.partial(_choice, among=OnTimeout), fixed=True,
         doc='"raise" raises `LoaderTimeoutError` with the stack of the worker that is processing the batch. "restart" '
-        "replaces that worker, and the batch is loaded again; it raises after three workers have failed to produce "
+        "replaces that worker, and loads the batch again. It raises after three workers have failed to produce "
         "the batch, or if a worker takes longer than 30 s to start.",
     )  # fmt: skip
     ray: RayOptions | None = _argument(

@@ -127,7 +127,7 @@ class EpochHistory:
             oldest = next(iter(self._orders))
             raise ReplayError(
                 f"epoch {epoch} is not known: this loader has epochs {oldest} to {newest} (numbered from 0, as in "
-                "BatchRecord.epoch; older ones are forgotten)"
+                "BatchRecord.epoch), and older ones are forgotten"
             )
         order = self._orders[epoch]
         if order is None:

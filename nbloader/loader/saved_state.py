@@ -59,7 +59,7 @@ def checked_state(state: Any, identity: State, context: EpochContext) -> State:
     version = state.get("nbloader")
     if type(version) is not int or version != identity["nbloader"]:
         raise ValueError(
-            f"{ROOT}['nbloader']: this state has version {_short(version)}; this nbloader reads version "
+            f"{ROOT}['nbloader']: this state has version {_short(version)}. This nbloader reads version "
             f"{identity['nbloader']}, which DataLoader.state_dict() writes"
         )
     result = {name: _entry(state, ROOT, name, _FIELDS[name]) for name in identity}

@@ -119,7 +119,7 @@ class Player:
         marks = [mark.now for mark in _finite_marks(recording) if self._fork in (None, mark.text)]
         if not marks and self._fork is not None:
             has = ", ".join(repr(mark.text) for mark in recording.marks) or "none"
-            raise ValueError(f"{recording.name} has no mark {self._fork!r}; its marks: {has}")
+            raise ValueError(f"{recording.name} has no mark {self._fork!r}. Its marks: {has}")
         return marks[0] if marks else 0.0
 
     def _display_(self) -> Any:

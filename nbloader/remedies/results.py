@@ -116,7 +116,7 @@ class RemedyResult:
         if not self.samples:
             return f"Not tried: {self.problem}." if self.problem else "Not tried."
         same = "equal" if self.difference.equal else f"not equal: {self.difference}"
-        text = f"Tried on {plural(self.samples, 'sample')}: {self._times()}; the samples are {same}."
+        text = f"Tried on {plural(self.samples, 'sample')}: {self._times()}. The samples are {same}."
         if self.proposal.loop:
             text += f" The loop takes {duration(self.loop)} more per sample on the CPU, less on a GPU."
         if self.kept:

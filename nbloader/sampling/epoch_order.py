@@ -276,7 +276,7 @@ class LoggedOrder(EpochOrder):
             first = next(iter(self._log), None)
             kept = "none" if first is None else f"batches {first} to {next(reversed(self._log))}"
             raise NotKeptError(
-                "its indices came from a custom sampler and cannot be drawn again; the last "
+                "its indices came from a custom sampler and cannot be drawn again. The last "
                 f"{MAX_LOGGED:,} logged indices are kept (of this epoch: {kept})"
             ) from None
         return indices.tolist() if isinstance(indices, array.array) else indices

@@ -156,7 +156,7 @@ class ResumableSampler:
             state = copy.deepcopy(self._stateful.state_dict())
         except Exception as error:  # noqa: BLE001 - the user's code; nobody has asked for a state yet
             what = f"{type(self._stateful).__name__}.state_dict()"
-            self._problem = f"{what} raised {type(error).__name__}: {error}; it is called without arguments"
+            self._problem = f"{what} raised {type(error).__name__}: {error}. It is called without arguments"
             self.keeps_states = False
             self._states.clear()
         else:

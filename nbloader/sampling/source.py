@@ -178,6 +178,6 @@ def _checked(values: Any, batch_size: int) -> Sequence[Any]:
     if isinstance(values, (str, bytes)) or not isinstance(values, Sequence) or not values:
         raise TypeError(
             f"the source must return a list of functions or samples when it is called with batch_size={batch_size}, or "
-            f"raise StopIteration at its end; it returned {values!r}"
+            f"raise StopIteration at its end. It returned {values!r}"
         )
     return values

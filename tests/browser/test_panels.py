@@ -130,7 +130,7 @@ def test_remedies_are_tried_after_a_click_while_the_loop_runs(open_notebook: Any
     page = notebook.page
     notebook.run(0)
     panel = page.locator(".nbl-live .nbl-panel-remedies")
-    button = panel.get_by_role("button", name="Try what could be written instead")
+    button = panel.get_by_role("button", name="Try faster code for the slowest lines")
     panel.get_by_text("The slowest lines are not known yet").wait_for()
     assert button.is_disabled()
     notebook.run(1)

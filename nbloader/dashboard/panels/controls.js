@@ -70,7 +70,7 @@ export function create(el, api) {
     const { running, changed, text } = tuning?.chosen ? {} : tuning ?? {};  // a chosen setting is shown with its button
     tune.node.hidden = !data.workers;
     tune.idle = running ? "Stop tuning" : changed ? "Undo tuning" : "Tune";
-    const name = running ? "End the search; the best setting so far stays"
+    const name = running ? "End the search and keep the best setting so far"
       : changed ? "Return to the settings before the search"
       : "Try other numbers of workers and batches to prefetch while the loop runs, for a minute, and keep what is faster";
     describe(tune.node, name);

@@ -11,7 +11,7 @@ export function create(el, { make, write, button, note, command, unfolded, Pendi
     pending.begin(wanted ? "starting…" : "stopping…", (data) => data.profiling === wanted);
     command("profile", { value: wanted });
   });
-  toggle.title = "Start sampling the workers while epochs run, and drop earlier samples; or stop";
+  toggle.title = "Start or stop sampling the workers while epochs run. A start drops earlier samples";
   const pending = new Pending(toggle, "Sample lines");
   const text = make("span", "nbl-label", line);
   const parts = make("div", "nbl-lines", el);
@@ -25,7 +25,7 @@ export function create(el, { make, write, button, note, command, unfolded, Pendi
     for (const [name, tip] of columns) Object.assign(make("th", "", head, name), { scope: "col", title: tip });
     rows = make("tbody", "", table);
     const keys = make("div", "nbl-keys", parts);
-    make("span", "", keys, "What calls what, from the top; width: share of the time");
+    make("span", "", keys, "Each line calls the ones below it. The width is the share of the time");
     for (const name of ["computing", "waiting"]) make("span", `nbl-key nbl-key-${name}`, keys, name);
     flame = make("div", "nbl-flame", parts);
     flame.setAttribute("role", "img");

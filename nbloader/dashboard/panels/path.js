@@ -2,13 +2,13 @@
 
 const GLIDE = 230;  // ms
 const TIPS = {
-  sampler: "Draws the indices of batches; those that are drawn and not assigned yet",
+  sampler: "Draws the indices of batches. The numbers are those of batches that no worker has been given yet",
   workers: "Each worker with the batch that it processes, and those in its queue",
-  shared: "Batches pass through shared memory; per second, over the same time as the throughput above",
-  reorder: "Batches that are there before an earlier one",
-  ready: "Batches in order that wait for your loop; the window is how many are requested ahead",
-  pin: "Batches are pinned, so that the device can read them; mean of the last 200",
-  upload: "Batches are copied to the device; mean of the last 200",
+  shared: "Batches pass through shared memory. The rate covers the same time as the throughput above",
+  reorder: "Batches that arrived before an earlier one",
+  ready: "Batches in order that wait for your loop. The window is how many are requested ahead",
+  pin: "Batches are pinned, so that the device can read them. The time is the mean of the last 200",
+  upload: "Batches are copied to the device. The time is the mean of the last 200",
   inprocess: "Without workers, batches are fetched and collated between two steps of the loop",
   loop: "The batch that your loop processes, or the one that it waits for",
 };

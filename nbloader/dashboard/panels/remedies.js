@@ -4,12 +4,12 @@ export function create(el, { make, write, button, copy, note, request, unfolded,
   const line = make("div", "nbl-controls", el);
   const actions = make("div", "nbl-actions", line);
   let number = 0, drawn = null;
-  const start = button(actions, "Try", "Try what could be written instead of the slowest lines", () => {
+  const start = button(actions, "Try", "Try faster code for the slowest lines", () => {
     const before = number;
     pending.begin("trying…", (data) => data.number > before && !data.running);
     request("search", {});
   });
-  start.title = "Takes some seconds and a core; batches and your code stay as they are";
+  start.title = "Takes some seconds and a core. Batches and your code stay as they are";
   const pending = new Pending(start, "Try");
   const bar = make("div", "nbl-bar", line);
   bar.setAttribute("role", "progressbar");

@@ -98,7 +98,7 @@ def _progress(s: Snapshot) -> dict[str, Any]:
 
 
 TIPS = {
-    "Throughput": "Batches per second; headspace: if loading took no time",
+    "Throughput": "Batches per second. Headspace is the rate if loading took no time",
     "Time left": "Until the end of the epoch, at the current throughput",
     "Epoch duration": "From the start of the epoch to its end, pauses included",
     "Loop waiting": "Share of the time in which your loop waited for a batch",

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from nbloader.metrics.snapshot import Snapshot, WorkerStats
 
 COLUMNS = {
-    "Worker": "Id of the worker, and its process; workers on other machines are grouped by machine",
+    "Worker": "Id of the worker and its process. Workers on other machines are grouped by machine",
     "State": "What it does now",
     "Current batch": "The batch that it processes, the sample of it, and for how long",
     "Queued": "Batches that it was assigned and has not begun",
     "Produced": "Batches that it has produced",
-    "Rate": "Batches that it produces per second, over the same time as the throughput above; while an epoch runs",
+    "Rate": "Batches that it produces per second while an epoch runs, over the same time as the throughput above",
     "Errors": "Batches in which it raised an exception",
     "CPU": "Share of one core that its process has used since the update before",
     "Memory": "Memory of its process alone + memory that it shares with others",
