@@ -884,7 +884,7 @@ def constants(tmp_path):
 
     def make(body):
         head = """\
-            import csv, json, random
+            import copy, csv, json, random
             import numpy as np
             class Data:
                 def __init__(self, path):
@@ -929,6 +929,8 @@ def test_what_does_not_depend_on_the_index_is_done_once(case, constants):
         "with open(self.path) as f:\n    next(f)\n    for line in f:\n        i += len(line)\nreturn i",
         "for w in sorted(self.names):\n    yield w",  # once for many samples
         "return sorted([self.names, i])",
+        "w = copy.deepcopy(self.names)\nself.fill(w, i)\nreturn w[i]",  # its own for each sample
+        "return fill(np.zeros(self.n), i)",
     ],
 )
 def test_what_is_not_the_same_for_all_samples_is_left_alone(body, constants):

@@ -18,33 +18,13 @@ CHANGES = frozenset(
 """Methods that change their object. Those of tensors whose names end with "_" do so, too."""
 CHEAP = frozenset({"len", "int", "float", "str", "range", "isinstance", "getattr", "min", "max", "super", "type"})
 """Built-in functions whose calls take next to no time."""
-ITERATORS = frozenset(
-    {
-        "open",
-        "zip",
-        "map",
-        "filter",
-        "iter",
-        "reversed",
-        "enumerate",
-        "reader",
-        "DictReader",
-        "islice",
-        "chain",
-        "File",
-        "connect",
-        "cursor",
-        "execute",
-        "ZipFile",
-        "Dataset",
-        "Session",
-        "Popen",
-        "scandir",
-        "iterdir",
-        "glob",
-    }
-)
+ITERATORS = frozenset({
+    "open", "zip", "map", "filter", "iter", "reversed", "enumerate", "reader", "DictReader", "islice", "chain", "File",
+    "connect", "cursor", "execute", "ZipFile", "Dataset", "Session", "Popen", "scandir", "iterdir", "glob",
+})  # fmt: skip
 """Functions whose results can be used only once, or hold a file or a connection open."""
+OWN = frozenset({"deepcopy", "copy", "clone", "zeros", "ones", "full", "empty"})
+"""Functions whose result is meant to be another object for each sample, which may be changed."""
 READS = frozenset(
     {"open", "read_text", "read_bytes", "load", "loadtxt", "genfromtxt", "fromfile", "imread", "read_csv", "read_table"}
 )
@@ -135,20 +115,29 @@ def constant_parts(site: Site) -> Iterator[Constant]:
         later = flow.read(rest)
         results = tuple(name for name in flow.assigned(needed) if name in later)
         changed = {name for stmt in rest for name in _changed(stmt)}
-        kept = not any(_is_used_up(stmt, results) for stmt in needed)
+        filled = {name for stmt in needed for name in _modified(stmt)}
+        kept = not any(_is_used_up(stmt, results, filled) for stmt in needed)
         if results and kept and changed.isdisjoint(flow.assigned(needed)) and any(map(_computes, needed)):
             yield Constant(tuple(needed), results)
     elif slow is not None:
         yield from _expressions(site, slow)
 
 
-def _is_used_up(stmt: ast.stmt, results: Sequence[str]) -> bool:
-    """Whether a statement assigns an iterator or an open file to one of some names."""
+def _is_used_up(stmt: ast.stmt, results: Sequence[str], filled: set[str]) -> bool:
+    """Whether a statement assigns an iterator, an open file or a copy to one of some names.
+
+    Args:
+        stmt: The statement.
+        results: The names.
+        filled: Names of new objects that later statements fill once.
+    """
     for node in ast.walk(stmt):
         if isinstance(node, ast.withitem) and node.optional_vars is not None:
             names = flow.assigned([node.optional_vars])
         elif isinstance(node, ast.Assign) and (_is_iterator(node.value) or isinstance(node.value, ast.GeneratorExp)):
             names = flow.assigned([node])
+        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and _called(node.value) in OWN:
+            names = [name for name in flow.assigned([node]) if name not in filled]
         else:
             continue
         if set(names) & set(results):
@@ -213,6 +202,7 @@ def _expressions(site: Site, slow: ast.stmt) -> Iterator[Constant]:
         if here and isinstance(node, (ast.Call, ast.BinOp, ast.Name, ast.ListComp, ast.SetComp, ast.DictComp)):
             read = flow.read([node])
             handle = next((name for name in read if name in opened), "")
+            own = isinstance(node, ast.Call) and _called(node) in OWN
             used_up = _is_iterator(node) or (isinstance(node, ast.Name) and bool(handle))
             fixed = (local - set(_bound(node)) - {handle}).isdisjoint(read) and not _uses_whole(site, node)
             returned = isinstance(parent, (ast.Return, ast.Tuple)) and not handle
@@ -223,7 +213,7 @@ def _expressions(site: Site, slow: ast.stmt) -> Iterator[Constant]:
                 fixed
                 and computes
                 and (loops or not used_up)
-                and not (returned or shared)
+                and not (returned or shared or own)
                 and flow.can_move(site, [node])
             ):
                 yield Constant((node,), (), opened.get(handle), used_up)
