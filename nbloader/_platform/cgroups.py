@@ -86,7 +86,7 @@ def available_memory(root: Path = _ROOT) -> int | None:
     return min(limits, default=None)
 
 
-def cgroups(controller: str, root: Path = _ROOT) -> Iterator[Cgroup]:
+def cgroups(controller: str, root: Path) -> Iterator[Cgroup]:
     """Yield the control groups that limit this process, from its own group up to the root of the mounted hierarchy.
 
     Args:

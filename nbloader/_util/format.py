@@ -117,14 +117,14 @@ def clean(value: Any, limit: int = CLIP) -> str:
     return text + "\N{HORIZONTAL ELLIPSIS}" if cut else text
 
 
-def final_message(text: str, limit: int = CLIP) -> str:
+def final_message(text: str) -> str:
     """Return the last line of a process's output, cleaned; after a crash, the error and its innermost frame."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     crash = next((i for i in reversed(range(len(lines))) if lines[i].startswith(CRASH)), None)
     if crash is None:
-        return clean(lines[-1], limit) if lines else ""
+        return clean(lines[-1], CLIP) if lines else ""
     where = next((line for line in lines[crash:] if line.startswith("File ")), "")
-    return clean(f"{lines[crash]}{': ' * bool(where)}{where}", limit)
+    return clean(f"{lines[crash]}{': ' * bool(where)}{where}", CLIP)
 
 
 def tail(text: str, limit: int = CLIP) -> list[str]:

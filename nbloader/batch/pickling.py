@@ -189,7 +189,7 @@ def dump_to(
     file: Writable,
     obj: Any,
     buffer_callback: Callable[[pickle.PickleBuffer], object] | None,
-    pickler: type[CodePickler] = Pickler,
+    pickler: type[CodePickler],
 ) -> None:
     """Same as `dump`, but write the pickle to a file piece by piece."""
     spawned_main = sys.modules.get(SPAWNED_MAIN)

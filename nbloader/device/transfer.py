@@ -285,7 +285,7 @@ class DeviceTransfer:
         on_device = lane.deliver(key, payload)
         return on_device.batch, PendingPlacement(lane.accelerator.name, on_device.copy, on_device.begin)
 
-    def start_ahead(self, ready: Iterable[tuple[BatchKey, TransferPayload]], position: int = 0) -> None:
+    def start_ahead(self, ready: Iterable[tuple[BatchKey, TransferPayload]], position: int) -> None:
         """Start the transfers of ready batches, up to the limit of each device.
 
         Args:

@@ -567,14 +567,10 @@ class WorkerGroup:
         for message in [] if pool is None else self.leaving.retire(pool, grace, patient=patient):
             self._on_message(message)
 
-    def stop(self, grace: float = GRACE) -> None:
-        """End all workers, also those that are leaving.
-
-        Args:
-            grace: Seconds for which workers may exit by themselves before they are killed.
-        """
+    def stop(self) -> None:
+        """End all workers, also those that are leaving."""
         self._drop_pool()
-        for message in self.leaving.close(grace):
+        for message in self.leaving.close(GRACE):
             self._on_message(message)
 
     def _drop_pool(self) -> WorkerPool | None:

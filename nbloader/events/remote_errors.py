@@ -143,13 +143,13 @@ def user_traceback(error: BaseException) -> TracebackType | None:
     return trace
 
 
-def rebuild(error: ErrorInfo, note: str, raised: Exception | None = None) -> Exception:
+def rebuild(error: ErrorInfo, note: str, raised: Exception | None) -> Exception:
     """Build the exception to raise in the consumer.
 
     Args:
         error: The worker's description.
         note: Where the exception was raised; added to the exception as a note.
-        raised: The exception itself, if the worker is a thread.
+        raised: The exception itself, if the worker is a thread; None otherwise.
 
     Returns:
         `raised` if it is given; a StopIteration is replaced by a RuntimeError. Otherwise an exception of the original

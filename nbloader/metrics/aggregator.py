@@ -36,7 +36,6 @@ from nbloader.events.gauges import Gauges, WorkerGauge
 from nbloader.events.pauses import Pauses
 from nbloader.events.records import LifecycleEvent
 from nbloader.metrics.evidence import (
-    Diagnosis,
     Evidence,
     Judge,
     JudgedEpoch,
@@ -58,7 +57,7 @@ from nbloader.metrics.rates import (
     without_progress,
 )
 from nbloader.metrics.slow_samples import SlowSamples
-from nbloader.metrics.snapshot import Point, Snapshot, Verdict, WorkerStats
+from nbloader.metrics.snapshot import Point, Snapshot, WorkerStats
 from nbloader.metrics.span import SAMPLED, EpochSample, SpanOptions, continued, measure, thin_out
 from nbloader.metrics.stage_times import (
     cpu_share,
@@ -106,8 +105,7 @@ class Aggregator:
     `update` runs once per batch and usually only stores the record. Records are counted in groups, or by `snapshot`.
 
     Args:
-        judge: Function that determines the verdicts of a snapshot, such as `nbloader.diagnose.bottleneck.judge`; None
-            for no verdicts.
+        judge: Function that determines the verdicts of a snapshot, such as `nbloader.diagnose.bottleneck.judge`.
         cores: Number of CPU cores that workers may use, for the verdicts; None for the cores that this process may use.
         on_lifecycle: Function that is called with each event that is not a `BatchRecord`, on the publishing thread.
         sampler: See `Evidence.sampler`.
@@ -115,13 +113,13 @@ class Aggregator:
 
     def __init__(
         self,
-        judge: Judge | None = None,
+        judge: Judge,
         cores: int | None = None,
         on_lifecycle: Callable[[LifecycleEvent], object] | None = None,
         sampler: str = "",
     ) -> None:
         self._on_lifecycle = on_lifecycle
-        self._judge, self._sampler = judge or _no_verdict, sampler
+        self._judge, self._sampler = judge, sampler
         self._cores = cores  # determined by the first snapshot, since this reads files
         # Reentrant: during an update, the garbage collector may end an abandoned iterator, which publishes an event.
         self._lock = threading.RLock()
@@ -721,7 +719,3 @@ def _with_facts(e: Evidence, facts: KnownFacts | None, line: SlowLine | None) ->
     if facts is None or len(e.slow_indices) < MIN_SLOW:
         return e
     return replace(e, facts=facts((*e.slow_indices, *e.usual_indices)))
-
-
-def _no_verdict(_s: Snapshot, _status: LoaderStatus, _now: Evidence, _epoch: Evidence) -> Diagnosis:
-    return Diagnosis(Verdict(), Verdict(), Verdict())

@@ -73,7 +73,7 @@ class ResumableSampler:
         base_seed: int | None,
         resume_from: dict[str, Any],
         position: int,
-        arrays: bool = False,
+        arrays: bool,
     ) -> None:
         self._arrays = arrays
         self._parts = parts(index_sampler)

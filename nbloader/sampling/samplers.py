@@ -150,7 +150,7 @@ class LargeRandomSampler:
         generator: The `torch.Generator` from which each epoch's permutation is drawn; None for torch's default.
     """
 
-    def __init__(self, data_source: Sized, generator: Any = None) -> None:
+    def __init__(self, data_source: Sized, generator: Any) -> None:
         self.data_source = data_source
         self.generator = generator
 

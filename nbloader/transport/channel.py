@@ -130,7 +130,7 @@ class Channel:
         """
         self._send([HEADER.pack(sum(map(len, parts)), kind), *parts], fds)
 
-    def send_all(self, frames: Iterable[tuple[Kind, Bytes]], fds: tuple[int, ...] = ()) -> None:
+    def send_all(self, frames: Iterable[tuple[Kind, Bytes]], fds: tuple[int, ...]) -> None:
         """Send several frames, each given as (kind, body), with one system call.
 
         Raises:

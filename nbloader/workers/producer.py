@@ -180,7 +180,7 @@ class Producer:
         spec: WorkerSpec,
         *,
         on_error: OnError,
-        worker: int = -1,
+        worker: int,
         iterable_fetcher: IterableFetcher | None = None,
         samples: SampleLoop | None = None,
         store: BatchStore | None = None,

@@ -151,14 +151,13 @@ def global_generators() -> set[int]:
     return found if torch is None else found | {id(torch.default_generator)}
 
 
-def _visit(roots: Iterable[Any], referents: Callable[[Any], Iterable[Any]] | None = None) -> Iterator[Any]:
+def _visit(roots: Iterable[Any], referents: Callable[[Any], Iterable[Any]]) -> Iterator[Any]:
     """Visit the objects and what they refer to, breadth first. This includes classes and functions, but no globals.
 
     Args:
         roots: The objects.
-        referents: Returns what an object refers to; `_referents` by default.
+        referents: Returns what an object refers to.
     """
-    referents = referents or _referents
     queue = collections.deque(roots)
     seen: set[int] = set()
     while queue and len(seen) < MAX_OBJECTS:
