@@ -7,6 +7,7 @@ import dataclasses
 import light
 import pytest
 from datasets import wait_for
+from test_agreement import assert_consistent
 from test_diagnose import BUSY, COMPUTING, evidence, usage
 
 from nbloader import DataLoader
@@ -16,7 +17,7 @@ from nbloader.diagnose.work import taken_by_others
 from nbloader.metrics.evidence import Place
 
 LINE = "`time.sleep(self.wait)`"
-AS_MANY_AS_WORKERS = "More workers help only in an epoch that has more batches than workers."
+AS_MANY_AS_WORKERS = "more workers help only in an epoch that has more batches than workers."
 
 
 def after_epoch(loader):
@@ -67,6 +68,8 @@ def test_an_epoch_whose_batches_were_all_requested_at_once_is_not_limited_by_the
 def test_first_batches_that_take_as_long_as_any_are_no_start_up():
     first = {"workers": 4, "batches": 4, "seconds": 0.4, "wait_share": 0.95, "producing_wait": 0.0, "first_wait": 0.95}
     assert verdict(evidence(BUSY, first)).cause == "workers_wait"
+    assert AS_MANY_AS_WORKERS in verdict(evidence(BUSY, first)).sentence
+    assert_consistent(verdict(evidence(BUSY, first)), evidence(BUSY, first))
     slow_loop = first | {"seconds": 1.2, "wait_share": 0.35, "first_wait": 0.35}
     v = verdict(evidence(BUSY, slow_loop))
     assert v.cause == "startup"

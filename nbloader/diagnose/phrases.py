@@ -74,9 +74,11 @@ def is_one_round(e: Evidence) -> bool:
 
 
 def one_round_remedy(e: Evidence, *, waits: bool = False) -> str:
-    """What to do about such an epoch, as sentences. For `waits`, see `line_remedy`."""
-    cheaper = line_remedy(e, waits=waits) or "Make samples cheaper"
-    return f"{cheaper}. More workers help only in an epoch that has more batches than workers."
+    """What to do about such an epoch, as a sentence. For `waits`, see `line_remedy`."""
+    own = line_remedy(e, waits=waits)
+    if own:
+        return f"{own}."
+    return "Make samples cheaper, because more workers help only in an epoch that has more batches than workers."
 
 
 def preemptions(e: Evidence, what: str) -> str:
