@@ -118,8 +118,8 @@ def keeps_up(e: Evidence) -> bool:
     An epoch in which no worker has made a second batch says nothing about that: then the workers would have to make
     batches as fast as the loop takes them.
     """
-    if e.first_wait and e.batches <= e.workers:
-        return e.make_ms / e.workers <= own_ms(e)
+    if e.first_wait and e.batches <= e.workers and e.make_ms / e.workers > own_ms(e):
+        return False
     one_off = one_off_wait(e)
     return e.wait_share - one_off < SMALL_WAIT * (1 - one_off)
 
