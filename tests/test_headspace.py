@@ -6,7 +6,7 @@ import statistics
 import time
 
 import pytest
-from light import Slow
+from light import Numbers, Slow
 
 from nbloader import DataLoader
 from nbloader.dashboard.panels.base import Frame
@@ -41,3 +41,54 @@ def test_a_loop_that_waits_30_ms_for_steps_of_20_ms_would_do_50_batches_a_second
         in Summary().payload(Frame(ended))["tiles"][0]["note"]
     )
     assert f"headspace: {headspace(ended)} if loading took no time" in str(ended)
+
+
+DRAWING = 0.5
+
+
+class SlowOrder:
+    """Draws the order of an epoch at the beginning."""
+
+    def __len__(self):
+        return 20
+
+    def __iter__(self):
+        time.sleep(DRAWING)
+        return iter(range(20))
+
+
+class SlowBatches(SlowOrder):
+    """Does so when the first batch is drawn: a generator."""
+
+    def __iter__(self):
+        yield from ([index] for index in super().__iter__())
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    "settings", [{"sampler": SlowOrder()}, {"batch_sampler": SlowBatches()}], ids=["in __iter__", "generator"]
+)
+def test_a_loop_waits_for_a_sampler_that_draws_while_the_iterator_is_created(workers, settings):
+    with DataLoader(Numbers(20), num_workers=workers, workers="thread", **settings) as loader:
+        for _epoch in range(2):
+            begin = time.perf_counter()
+            steps = []
+            for _batch in loader:
+                step = time.perf_counter()
+                time.sleep(STEP)
+                steps.append(time.perf_counter() - step)
+            took = time.perf_counter() - begin
+            s = loader.stats()
+            assert DRAWING <= s.wait_share_epoch * s.elapsed <= s.elapsed <= took
+            assert s.headspace_epoch == pytest.approx(1 / statistics.mean(steps), rel=0.3)
+    assert s.epoch_verdict.cause == "sampler", s.verdict
+
+
+def test_a_loop_does_not_wait_for_a_sampler_that_draws_while_it_runs_before_the_epoch():
+    with DataLoader(Numbers(20), sampler=SlowOrder(), num_workers=2, workers="thread") as loader:
+        loader.refresh()
+        for _batch in loader:
+            pass
+        s = loader.stats()
+    assert s.elapsed < DRAWING
+    assert s.epoch_verdict.cause != "sampler", s.verdict

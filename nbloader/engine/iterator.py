@@ -112,6 +112,8 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
         self._epoch = epoch
         self._sampling = 0
         """Time spent in the sampler since the last batch was delivered, ns."""
+        self._drawn_ahead = 0 if plan.sampler is None else plan.sampler.opened_in
+        """Time spent in the sampler since `iter(loader)` was called and before the first `__next__`, ns."""
         self._checksum_due = 0
         """When the next checksum may be computed, `time.perf_counter_ns()`."""
         self._ended = ""
@@ -130,12 +132,19 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
         """Begin the epoch for a consumer. Before this, nothing is published, and nothing refers to the loader."""
         self._consumer = consumer
         self._resources.begun = True
-        self._events.publish(ev.EpochStarted(_clock(), self._epoch, self.plan.total, consumer.num_workers))
-        self.prefetch()
+        began, before = _clock() - self._drawn_ahead, self._sampling
+        self._events.publish(ev.EpochStarted(began, self._epoch, self.plan.total, consumer.num_workers))
+        self._prefetch()
+        self._drawn_ahead += self._sampling - before
+        self._sampling = self._drawn_ahead
         return self
 
     def prefetch(self) -> None:
-        """Request the first batches, if the loader requests any in advance."""
+        """Request the first batches before the epoch begins, if the loader requests any in advance."""
+        self._drawn_ahead = 0  # no loop waits for the sampler now
+        self._prefetch()
+
+    def _prefetch(self) -> None:
         if self._engine.prefetches:
             self._refill(wait=False, limit_ns=None)
 
@@ -293,12 +302,16 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
         return batch  # type: ignore[no-any-return]
 
     def _begin_request(self) -> int:
-        """Complete the step that has ended, and return the time at which the consumer requests the next batch."""
+        """Complete the step that has ended, and return the time at which the consumer requests the next batch.
+
+        The loop has waited for the sampler in `iter(loader)`, too. The first request is that much earlier.
+        """
         if self._warnings.texts:
             self._warnings.warn()
         if self._transfer is not None:
             self._transfer.catch_up(self._resources.delivered)
-        requested = _clock()
+        requested = _clock() - self._drawn_ahead
+        self._drawn_ahead = 0
         self._resources.publish(requested)
         return requested
 

@@ -84,7 +84,8 @@ class BatchRecord(NamedTuple):
     transport: str
     """How the batch was sent: "segment" (shared memory), "inline" (small, in the message), "pickle" or "local"."""
     requested: int
-    """When the consumer asked for this batch, ns."""
+    """When the consumer asked for this batch, ns. For the first batch of an epoch, it is earlier by the time for which
+    `iter(loader)` waited for the sampler."""
     dispatched: int
     """When the indices of the batch were sent to the worker, ns."""
     fetch_begin: int

@@ -17,6 +17,7 @@ import contextlib
 import copy
 import itertools
 import json
+import time
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -95,7 +96,10 @@ class ResumableSampler:
         with PreservedRandomState() if again else contextlib.nullcontext():
             if again:
                 rng.load_globals(self._order)
+            begin = time.perf_counter_ns()
             self._begin(index_sampler, generator, position, base_seed, at_once=again)
+            self.opened_in = time.perf_counter_ns() - begin
+            """How long the sampler's `__iter__` and skipping batches took, ns. Many samplers draw their order there."""
         if resume_from:
             self.seed = resume_from["seed"]
 
