@@ -11,7 +11,7 @@ from light import Numbers, Slow
 from nbloader import DataLoader
 from nbloader.dashboard.panels.base import Frame
 from nbloader.dashboard.panels.summary import Summary
-from nbloader.report.render import headspace
+from nbloader.report.render import SLOWEST, headspace
 
 STEP, WAIT = 0.02, 0.03
 
@@ -92,3 +92,15 @@ def test_a_loop_does_not_wait_for_a_sampler_that_draws_while_it_runs_before_the_
         s = loader.stats()
     assert s.elapsed < DRAWING
     assert s.epoch_verdict.cause != "sampler", s.verdict
+
+
+def test_samples_that_the_loop_fetched_itself_are_listed_under_this_process():
+    with DataLoader(Slow(4, wait=0.001), batch_size=2, num_workers=0) as loader:
+        for _batch in loader:
+            pass
+        s = loader.stats()
+    assert s.slowest
+    for text in (str(s), s._repr_html_()):
+        table = text[text.index(SLOWEST) :]
+        assert table.count("this process") == len(s.slowest)
+        assert "-1" not in table

@@ -16,7 +16,7 @@ from nbloader.metrics.ages import age_in
 from nbloader.metrics.snapshot import ENDED, OVERLAPPING_STAGES
 
 if TYPE_CHECKING:
-    from nbloader.metrics.snapshot import Snapshot, WorkerStats
+    from nbloader.metrics.snapshot import SlowSample, Snapshot, WorkerStats
 
 WIDTH = 80
 WORKERS = "Workers; batches since the loader was created"
@@ -65,7 +65,7 @@ def to_text(s: Snapshot) -> str:
         grid = text_table([WORKER_COLUMNS, *(_worker_row(w, s) for w in s.workers)], left=(2,))
         blocks.append("\n".join([WORKERS, grid, *(textwrap.shorten(note, WIDTH, placeholder="...") for note in notes)]))
     if s.slowest:
-        rows = [[clean(x.index, 30), duration(x.seconds), str(x.batch), str(x.epoch), str(x.worker)] for x in s.slowest]
+        rows = [[clean(x.index, 30), duration(x.seconds), str(x.batch), str(x.epoch), _who(x)] for x in s.slowest]
         grid = text_table([SAMPLE_COLUMNS, *rows], left=(0,))
         common = f"\nSlow ones have in common: {clean(s.slow_in_common, 100)}" if s.slow_in_common else ""
         blocks.append(f"{SLOWEST}\n{grid}{common}")
@@ -436,6 +436,10 @@ def _stderr_html(w: WorkerStats) -> str:
     )
 
 
+def _who(sample: SlowSample) -> str:
+    return "this process" if sample.worker < 0 else str(sample.worker)
+
+
 def _slowest_html(s: Snapshot) -> str:
     if not s.slowest:
         return ""
@@ -446,7 +450,7 @@ def _slowest_html(s: Snapshot) -> str:
             meter(max(0.0, x.seconds) / longest) + duration(x.seconds),
             str(x.batch),
             str(x.epoch),
-            str(x.worker),
+            _who(x),
         ]
         for x in s.slowest
     ]
