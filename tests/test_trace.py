@@ -332,7 +332,7 @@ def test_the_first_batch_is_expected_from_its_first_samples_and_the_bar_says_so(
     with DataLoader(Slow(), batch_size=8, num_workers=workers, workers="thread") as loader:
         loop = threading.Thread(target=lambda: list(loader.progress(file=out, mininterval=0)))
         loop.start()
-        wait_for(lambda: "At this pace it comes in" in loader.stats().verdict, "an estimate")
+        wait_for(lambda: "At this pace, it comes in" in loader.stats().verdict, "an estimate")
         s = loader.stats()
         assert s.first_batch_in is not None
         assert s.batches_done == 0
