@@ -248,7 +248,7 @@ def test_the_slowest_line_is_named_where_workers_limit_the_loop(cause: str, base
     where = "the time of fetching" if evidence(base, changes).place is Place.CONSUMER else "the workers' time"
     words = f" 62% of {where} is spent in `image = open(path)` (cell 4 line 12)." if BY_NAME[cause].names_line else ""
     assert (words in named.sentence) if words else (named.sentence == plain.sentence)
-    assert len(named.sentence) == len(plain.sentence) + len(words)
+    assert len(named.evidence) == len(plain.evidence) + len(words)
 
 
 KNOWN = SlowLine(0.62, "x = np.load(path)['x']", "cell 4 line 12", "Read the file once per worker")
@@ -297,6 +297,26 @@ def test_the_verdict_begins_with_what_is_known_for_the_slowest_line(cause, chang
     assert "loader.remedies()" not in found.evidence, "the other span's evidence does not say what to do"
     assert "cheaper" not in found.sentence
     assert len(found.sentence) < 520, "as below"
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    ("cause", "changes", "more"),
+    [
+        ("cores_taken", TAKEN, ""),
+        ("in_process",
+         {"place": Place.CONSUMER, "workers": 1, "fetch_cpu": 0.2, "usage": usage(consumer_core_wait=0.7)},
+         ", or use num_workers=2 or more"),
+    ],
+)  # fmt: skip
+def test_where_other_programs_use_the_cores_the_slowest_line_is_a_remedy_too(cause, changes, more):
+    free, line = f"ree the cores that other programs use{more}.", "ake the slowest line cheaper (cell 4 line 12)."
+    for share, words in ((0.62, f"M{line} Or f{free} "), (0.49, f"F{free} Or m{line} ")):
+        named = SlowLine(share, "x = word in words", "cell 4 line 12")
+        found = verdict(evidence(BUSY, changes | {"line": named}))
+        assert found.cause == cause
+        assert found.sentence.startswith(words)
+    assert verdict(evidence(BUSY, changes)).sentence.startswith(f"F{free} ")
 
 
 @pytest.mark.unit

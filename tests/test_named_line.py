@@ -149,3 +149,30 @@ def test_a_slow_sampler_is_named_with_its_place(workers):
             s = loader.stats()
         assert s.epoch_verdict.cause == "sampler", s.verdict
         assert told.search(s.epoch_verdict.sentence), s.verdict
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_where_no_line_of_the_dataset_is_slow_lines_and_remedies_name_the_sampler(workers):
+    with DataLoader(light.Numbers(40), 4, sampler=Balanced(), num_workers=workers, workers="thread") as loader:
+        for _batch in loader:
+            pass
+        told = loader.stats().epoch_verdict.evidence
+        assert "Balanced.__iter__" in told
+        assert loader.hot_lines().elsewhere == told
+        assert told in str(loader.hot_lines())
+        assert told in str(loader.remedies(samples=0))
+
+
+def test_where_no_line_of_the_dataset_is_slow_lines_and_remedies_name_the_loop():
+    with DataLoader(light.Numbers(10), 1, num_workers=0) as loader:
+        for _batch in loader:
+            time.sleep(0.02)
+        for text in (str(loader.hot_lines()), str(loader.remedies(samples=0))):
+            assert "Your loop is the bottleneck: it waited for" in text
+
+
+def test_lines_of_workers_that_limit_the_loop_are_all_that_is_said(loader):
+    for _batch in loader:
+        pass
+    assert loader.hot_lines().elsewhere == ""
+    assert "bottleneck" not in str(loader.hot_lines())

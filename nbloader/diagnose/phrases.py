@@ -116,7 +116,21 @@ def with_line_remedy(e: Evidence, other: str, *, waits: bool = False) -> str:
     The one of the line is first if the line takes most of the workers' time: then it gains more. For `waits`, see
     `line_remedy`.
     """
-    own = line_remedy(e, waits=waits)
+    return _with_line(e, line_remedy(e, waits=waits), other)
+
+
+def free_cores(e: Evidence, more: str = "") -> str:
+    """What helps if other programs use the cores, as sentences: free cores, or a cheaper line.
+
+    Args:
+        e: The evidence.
+        more: What else helps, a clause that begins with a comma.
+    """
+    cheaper = "" if e.line is None else f"Make the slowest line cheaper ({clean(e.line.place, _SOURCE)})"
+    return _with_line(e, line_remedy(e) or cheaper, f"Free the cores that other programs use{more}")
+
+
+def _with_line(e: Evidence, own: str, other: str) -> str:
     if e.line is None or not own:
         return f"{other}."
     first, second = (own, other) if e.line.share >= MAJORITY else (other, own)

@@ -948,7 +948,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             Lines with their shares, the largest first. Up to one eighth of the samples of an epoch, or those of its
             last second, may still be missing.
         """
-        return self._parts.monitor.lines.result()
+        return self._parts.monitor.hot_lines(iterated=self._parts.iterations > 0)
 
     def remedies(self, samples: int = 30, *, report: Callable[[str, int, int], object] | None = None) -> Remedies:
         """Find out what to write instead of the slowest lines, and try it on samples. `print` the result. Thread-safe.

@@ -14,6 +14,7 @@ from nbloader.cache.hit_cost import hit_seconds
 from nbloader.device.transfer import DeviceTransfer
 from nbloader.diagnose import outlook
 from nbloader.diagnose.bottleneck import judge
+from nbloader.diagnose.causes import NOT_FETCHING
 from nbloader.diagnose.what_if import MIN_REPLAYED, REPLAYED, CostChange, Prediction, Settings, predict, settings_of
 from nbloader.diagnose.without_line import LineTime
 from nbloader.engine.local_engine import AnyEngine
@@ -32,7 +33,7 @@ from nbloader.loader.config import DEFAULT_PREFETCH_FACTOR
 from nbloader.loader.line_profiler import LineProfiler
 from nbloader.loader.sample_facts import SampleIndex
 from nbloader.metrics.aggregator import RECOMPUTED_S, Aggregator
-from nbloader.metrics.hot_lines import HotLine
+from nbloader.metrics.hot_lines import HotLine, HotLines
 from nbloader.metrics.process_probe import MEASURING_SHARE, ProcessProbe
 from nbloader.metrics.rates import RATE_NS
 from nbloader.metrics.snapshot import ENDED, NO_VERDICT, Outlook, Point, Snapshot
@@ -273,6 +274,12 @@ class Monitor:
             return known.facts(indices, patient=patient)
 
         return facts
+
+    def hot_lines(self, *, iterated: bool) -> HotLines:
+        """See `DataLoader.hot_lines`. For the argument, see `stats`."""
+        verdict = self._snapshot(iterated=iterated).epoch_verdict
+        elsewhere = verdict.evidence if verdict.cause in NOT_FETCHING else ""
+        return dataclasses.replace(self.lines.result(), elsewhere=elsewhere)
 
     def what_if(self, changed: dict[str, Any], given: dict[str, Any], *, iterated: bool) -> Prediction:
         """See `DataLoader.what_if`.

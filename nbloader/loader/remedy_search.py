@@ -237,7 +237,8 @@ def search(
     """
     lines = [line for line in (*hot, *_of_libraries(hot)) if line.line and line.share >= MIN_SHARE]
     if not lines:
-        return Remedies((), str(hot) if not hot.lines else f"No line of your code takes {MIN_SHARE:.0%} of the time.")
+        none = f"No line of your code takes {MIN_SHARE:.0%} of the workers' time. {hot.elsewhere}".rstrip()
+        return Remedies((), none if hot.lines else str(hot))
     lines.sort(key=lambda line: -line.share)
     sites = [site for line in lines if (site := _site(line, samples)) is not None][:LINES]
     known = _known(sites)
@@ -252,7 +253,8 @@ def search(
                 one = replace(one, locked=_lock_wait(hot, one.line))
             tried.append(_predicted(one, hot, predict))
     helping = sorted((one for one in tried if one.helps), key=_rank)
-    return Remedies(helping, "" if helping else _nothing_helps(lines[0], sites, tried))
+    nothing = f"{_nothing_helps(lines[0], sites, tried)} {hot.elsewhere}".rstrip()
+    return Remedies(helping, "" if helping else nothing)
 
 
 def _rank(found: RemedyResult) -> tuple[bool, float]:

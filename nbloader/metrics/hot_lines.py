@@ -137,6 +137,8 @@ class HotLines:
     """Whether samples are taken all the time while an epoch runs, and not only while its loop waits."""
     stacks: tuple[StackCount, ...] = ()
     """The sampled stacks, such as for a flame graph, most frequent first."""
+    elsewhere: str = ""
+    """What takes the time if fetching does not: the sampler or the loop's own code, as sentences; "" if it does."""
 
     def find(self, line: HotLine | str | int) -> HotLine:
         """Find a line by its place or number.
@@ -188,6 +190,8 @@ class HotLines:
     def __str__(self) -> str:
         """A table of the first lines."""
         if not self.lines:
+            if self.elsewhere:
+                return f"No lines were sampled, because fetching is not the bottleneck. {self.elsewhere}"
             if self.profiling:
                 return "No samples of the workers' lines yet."
             return (
@@ -208,6 +212,7 @@ class HotLines:
                 f"Where the workers' time goes, {plural(self.samples, 'sample')}: {split}",
                 *table,
                 *([f"and {plural(more, 'more line')}"] if more > 0 else []),
+                *([f"But fetching is not the bottleneck. {self.elsewhere}"] if self.elsewhere else []),
             ]
         )
 

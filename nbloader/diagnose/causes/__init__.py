@@ -36,7 +36,7 @@ from nbloader.diagnose.causes.upload import UPLOAD
 from nbloader.diagnose.causes.waiting import WAITING
 from nbloader.diagnose.causes.window import WINDOW
 
-__all__ = ["BY_NAME", "CAUSES", "CORES_TAKEN", "LOCK", "PICKLE", "UNKNOWN", "Cause", "Remedy"]
+__all__ = ["BY_NAME", "CAUSES", "CORES_TAKEN", "LOCK", "NOT_FETCHING", "PICKLE", "UNKNOWN", "Cause", "Remedy"]
 
 CAUSES: tuple[Cause, ...] = (
     CONSUMER_PYTHON,
@@ -65,5 +65,7 @@ CAUSES: tuple[Cause, ...] = (
 )
 """All causes. Each part of the loop's time goes to the first one that applies to it, so special causes stand before
 general ones."""
+NOT_FETCHING = frozenset(cause.name for cause in (SAMPLER, CONSUMER, CONSUMER_PYTHON))
+"""The names of the causes that lie in code which workers do not execute."""
 BY_NAME = {cause.name: cause for cause in CAUSES}
 """The causes by their names in `Snapshot.cause`, which may also be a state of the loader."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from nbloader._util.format import percent
 from nbloader.diagnose.causes.base import Cause, Remedy
 from nbloader.diagnose.parts import Part
-from nbloader.diagnose.phrases import cores_in_use, preemptions, with_line_remedy, workers_limit
+from nbloader.diagnose.phrases import cores_in_use, free_cores, preemptions, workers_limit
 from nbloader.diagnose.work import CONTENDED, opening_is_queued, split_work, taken_by_others
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ CORES_TAKEN = Cause(
     },
     sentence=_sentence,
     short=_short,
-    remedy=lambda e: Remedy(with_line_remedy(e, "Free the cores that other programs use"), more_workers=False),
+    remedy=lambda e: Remedy(free_cores(e), more_workers=False),
     unmodeled="other programs use the cores",
     names_line=True,
 )
