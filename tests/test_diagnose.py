@@ -319,6 +319,31 @@ def test_where_other_programs_use_the_cores_the_slowest_line_is_a_remedy_too(cau
     assert verdict(evidence(BUSY, changes)).sentence.startswith(f"F{free} ")
 
 
+FREE = "Free the cores that other programs use. Or "
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    ("source", "remedy"),
+    [("total += y[i].item()", "eep values as tensors, and convert them once after the loop (cell 4 line 12)."),
+     ("words.sort()", "ake the slowest line of your loop cheaper (cell 4 line 12).")],
+)  # fmt: skip
+def test_the_slowest_line_of_the_loop_is_named_if_it_was_sampled(source, remedy):
+    step = SlowLine(0.8, source, "cell 4 line 12")
+    told = f" 80% of that time is spent in `{source}` (cell 4 line 12)."
+    computing = verdict(evidence(HEALTHY, {"usage": usage(consumer_cpu=0.9), "step": step}))
+    queued = verdict(
+        evidence(HEALTHY, {"usage": usage(consumer_cpu=0.2, consumer_core_wait=0.7, worker_cores=0.1), "step": step})
+    )
+    assert computing.cause == queued.cause == "consumer_python"
+    assert computing.sentence[1:].startswith(remedy)
+    free, other = queued.sentence[: len(FREE)], queued.sentence[len(FREE) + 1 :]
+    assert free == FREE
+    assert other.startswith(remedy)
+    assert told in computing.evidence
+    assert told in queued.evidence
+
+
 @pytest.mark.unit
 @pytest.mark.parametrize(("cause", "base", "changes", "words"), [c[1:] for c in ALONE], ids=[c[0] for c in ALONE])
 def test_each_cause_alone(cause: str, base: dict[str, Any], changes: dict[str, Any], words: str):

@@ -176,3 +176,31 @@ def test_lines_of_workers_that_limit_the_loop_are_all_that_is_said(loader):
         pass
     assert loader.hot_lines().elsewhere == ""
     assert "bottleneck" not in str(loader.hot_lines())
+
+
+def count(values):
+    return sum(int(value.item() > 0) for value in values)  # hot: loop
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_slowest_line_of_a_loop_is_named_on_request(workers):
+    import torch
+
+    number = count.__code__.co_firstlineno + 1
+    values = torch.arange(3000.0)
+    with DataLoader(light.Numbers(40), 1, num_workers=workers, workers="thread") as loader:
+        loader.profile_lines()
+        begin = time.thread_time()
+        for _epoch in range(2):
+            for _batch in loader:
+                while time.thread_time() - begin < 0.05:
+                    count(values)
+                begin = time.thread_time()
+        s = loader.stats()
+        assert s.epoch_verdict.cause == "consumer_python", s.verdict
+        place = rf"\(\S*test_named_line\.py:{number}\)"
+        told = rf"[Kk]eep values as tensors, and convert them once after the loop {place}\. Your loop is the bottleneck"
+        assert re.search(told, s.epoch_verdict.sentence), s.verdict
+        told = rf"\d+% of that time is spent in `return sum\(int\(value\.item\(\) > 0\) .*` {place}\."
+        assert re.search(told, s.epoch_verdict.sentence), s.verdict
+        assert re.search(told, str(loader.hot_lines()))

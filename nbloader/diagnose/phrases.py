@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 SMALLER = "Make batches smaller, with a smaller dtype (uint8 instead of float32) or fewer samples."
 """A remedy against large batches."""
-_SOURCE = 80
+SOURCE = 80
 """Maximum length of a line of code, characters."""
 
 
@@ -93,7 +93,7 @@ def slowest_line(e: Evidence) -> str:
     if e.line is None:
         return ""
     time = "the time of fetching" if e.place is Place.CONSUMER else "the workers' time"
-    source, place = clean(e.line.source, _SOURCE), clean(e.line.place, _SOURCE)
+    source, place = clean(e.line.source, SOURCE), clean(e.line.place, SOURCE)
     return f" {percent(e.line.share)} of {time} is spent in `{source}` ({place})."
 
 
@@ -107,7 +107,7 @@ def line_remedy(e: Evidence, *, waits: bool = False) -> str:
     if e.line is None:
         return ""
     own = e.line.shorter_wait if waits else e.line.remedy
-    return f"{own} ({clean(e.line.place, _SOURCE)}), as loader.remedies() shows" if own else ""
+    return f"{own} ({clean(e.line.place, SOURCE)}), as loader.remedies() shows" if own else ""
 
 
 def with_line_remedy(e: Evidence, other: str, *, waits: bool = False) -> str:
@@ -126,7 +126,7 @@ def free_cores(e: Evidence, more: str = "") -> str:
         e: The evidence.
         more: What else helps, a clause that begins with a comma.
     """
-    cheaper = "" if e.line is None else f"Make the slowest line cheaper ({clean(e.line.place, _SOURCE)})"
+    cheaper = "" if e.line is None else f"Make the slowest line cheaper ({clean(e.line.place, SOURCE)})"
     return _with_line(e, line_remedy(e) or cheaper, f"Free the cores that other programs use{more}")
 
 

@@ -926,6 +926,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         Sampling can be switched at any time, from any thread, even while a loop runs. Each worker is sampled at most 20
         times a second, which takes about 0.03% of its time. Nothing is sampled while no epoch runs.
 
+        The code of a loop on the main thread is sampled, too. If the loop is the bottleneck, the verdict and
+        `hot_lines()` name its slowest line.
+
         To sample a worker process, a signal is sent to it. It interrupts C functions that sleep and do not resume by
         themselves (the C library's `sleep`, not Python's).
 

@@ -18,11 +18,11 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from nbloader._util.code_places import is_library, place_of, source_line
+from nbloader._util.code_places import PACKAGE, is_library, place_of, source_line
 from nbloader.diagnose.without_line import LineTime
 from nbloader.engine import wait_hooks
 from nbloader.engine.local_engine import AnyEngine
-from nbloader.events.stack_samples import StackCount
+from nbloader.events.stack_samples import CodeLine, StackCount
 from nbloader.metrics.aggregator import RECOMPUTED_S
 from nbloader.metrics.evidence import SlowLine
 from nbloader.metrics.hot_lines import HotLine, HotLines, LineProfile, find_hot_lines
@@ -58,11 +58,13 @@ class LineProfiler:
         self._outdated = False  # whether the samples are of an epoch before the newest one
         self._began = self._awaited = 0.0  # when the newest epoch began, and its loop waited last
         self._profile = LineProfile(ENOUGH)
+        self._steps = LineProfile(ENOUGH)  # of the loop's own code, while that is requested
         self._engine = engine
         self._open: set[int] = set()
         self._closed = False  # whether the loader was closed
         self._lock = threading.Lock()
         self._slowest: SlowLine | None = None
+        self._slowest_step: SlowLine | None = None
         self._roots = roots
         self._remedies: dict[tuple[str, int, str], Advice] = {}  # of lines that were the slowest: file, number and text
         self._slowest_due = 0.0  # when to look for it again; monotonic seconds
@@ -81,6 +83,7 @@ class LineProfiler:
         """Sample all the time, discarding earlier samples, or never, or while the loop waits (None). Thread-safe."""
         if on:
             self._profile.clear()
+            self._steps.clear()
         with self._lock:
             self.on, self._outdated = on, False
             self._start_or_stop()
@@ -128,26 +131,37 @@ class LineProfiler:
 
     def result(self) -> HotLines:
         """Return the samples so far, by line."""
-        return find_hot_lines(
-            self._profile.stacks(), profiling=self.on is True, is_library=is_library, source=source_line, place=place_of
-        )
+        return _lines(self._profile, profiling=self.on is True)
+
+    def slowest_step(self) -> SlowLine | None:
+        """Return the line that takes most of the time of the loop's own code; None as for `slowest`.
+
+        It is known only for a loop that runs on the main thread after `profile_lines()`.
+        """
+        self._look()
+        return self._slowest_step
 
     def slowest(self) -> SlowLine | None:
         """Return the line that takes most of the workers' time; None if none stands out, or before enough samples.
 
         It is looked for at most once a second while an epoch is open, and once more afterwards.
         """
-        now = time.monotonic()
         if self._outdated:
             return None
-        if now >= self._slowest_due:
-            self._slowest_due = now + RECOMPUTED_S if self._open else math.inf
-            hot = self.result()
-            first = next((line for line in hot if line.line and line.source), None)
-            self._slowest = None
-            if first is not None and _stands_out(first, hot.samples):
-                self._slowest = SlowLine(first.share, first.source, first.place, *self._remedy(first))
+        self._look()
         return self._slowest
+
+    def _look(self) -> None:
+        """Look for the slowest lines, if that is due and the samples are of the newest epoch."""
+        now = time.monotonic()
+        if self._outdated or now < self._slowest_due:
+            return
+        self._slowest_due = now + RECOMPUTED_S if self._open else math.inf
+        first, step = _slowest(self.result()), _slowest(_lines(self._steps, profiling=True))
+        self._slowest = None
+        if first is not None:
+            self._slowest = SlowLine(first.share, first.source, first.place, *self._remedy(first))
+        self._slowest_step = None if step is None else SlowLine(step.share, step.source, step.place)
 
     def _remedy(self, line: HotLine) -> Advice:
         """Return what is known to make a line cheaper. It is looked for once, which takes a few milliseconds."""
@@ -189,9 +203,38 @@ class LineProfiler:
         return self.on is True or time.monotonic() - self._awaited <= 2 * wait_hooks.INTERVAL
 
     def tick(self) -> None:
-        """Sample some workers."""
+        """Sample some workers, and the loop's own code on request."""
+        if self.on:
+            self._steps.add(_loop_stack())
         self._add(self._engine.sample_stacks(self._turn, AT_ONCE))
         self._turn += AT_ONCE
+
+
+def _lines(profile: LineProfile, *, profiling: bool) -> HotLines:
+    return find_hot_lines(
+        profile.stacks(), profiling=profiling, is_library=is_library, source=source_line, place=place_of
+    )
+
+
+def _slowest(hot: HotLines) -> HotLine | None:
+    """Return the slowest line of the user's code; None if none stands out."""
+    first = next((line for line in hot if line.line and line.source), None)
+    return first if first is not None and _stands_out(first, hot.samples) else None
+
+
+def _loop_stack() -> list[StackCount]:
+    """Return the stack of the main thread, if it executes the user's code and not nbloader's."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    lines: list[CodeLine] = []
+    while frame is not None:
+        code = frame.f_code
+        if code.co_filename.startswith(PACKAGE):
+            return []
+        lines.append(CodeLine(code.co_filename, code.co_name, frame.f_lineno or code.co_firstlineno))
+        frame = frame.f_back
+    if all(is_library(line.file) for line in lines):  # the notebook waits for a cell
+        return []
+    return [StackCount(tuple(reversed(lines)), 1.0, 0.0)]
 
 
 def _stands_out(line: HotLine, samples: int) -> bool:

@@ -15,6 +15,7 @@ from nbloader.device.transfer import DeviceTransfer
 from nbloader.diagnose import outlook
 from nbloader.diagnose.bottleneck import judge
 from nbloader.diagnose.causes import NOT_FETCHING
+from nbloader.diagnose.causes.sampler import SAMPLER
 from nbloader.diagnose.what_if import MIN_REPLAYED, REPLAYED, CostChange, Prediction, Settings, predict, settings_of
 from nbloader.diagnose.without_line import LineTime
 from nbloader.engine.local_engine import AnyEngine
@@ -256,7 +257,12 @@ class Monitor:
         usage = self._usage.since(gauges.now - RATE_NS)
         known = None if dataset is None else self._known_samples(dataset, patient=gauges.state in ("idle", "closed"))
         return self._aggregator.snapshot(
-            self._probe.fill(gauges), usage, self._usage.epoch(), known, self.lines.slowest()
+            self._probe.fill(gauges),
+            usage,
+            self._usage.epoch(),
+            known,
+            self.lines.slowest(),
+            self.lines.slowest_step(),
         )
 
     def _known_samples(self, dataset: Any, *, patient: bool) -> KnownFacts:
@@ -279,6 +285,8 @@ class Monitor:
         """See `DataLoader.hot_lines`. For the argument, see `stats`."""
         verdict = self._snapshot(iterated=iterated).epoch_verdict
         elsewhere = verdict.evidence if verdict.cause in NOT_FETCHING else ""
+        if elsewhere and verdict.cause != SAMPLER.name and not self.lines.on:
+            elsewhere += " Call loader.profile_lines() before the loop to find its slowest line."
         return dataclasses.replace(self.lines.result(), elsewhere=elsewhere)
 
     def what_if(self, changed: dict[str, Any], given: dict[str, Any], *, iterated: bool) -> Prediction:

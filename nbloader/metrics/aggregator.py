@@ -243,6 +243,7 @@ class Aggregator:
         epoch: Usage | None = None,
         facts: KnownFacts | None = None,
         line: SlowLine | None = None,
+        step: SlowLine | None = None,
     ) -> Snapshot:
         """Make a snapshot from the events so far and the present gauges.
 
@@ -252,10 +253,11 @@ class Aggregator:
             epoch: CPU usage of the workers and the loop over the newest epoch; None if unknown.
             facts: Function that looks up what is known about samples; None to look up nothing.
             line: The line of code that takes most of the workers' time; None if unknown.
+            step: The line that takes most of the time of the loop's own code; None if unknown.
         """
         with self._lock:
             self._count()
-            snapshot, records = self._snapshot_and_records(gauges, now, epoch, facts, line)
+            snapshot, records = self._snapshot_and_records(gauges, now, epoch, facts, line, step)
             fresh = min(self._total - self._series.total, len(records), STAGE_BATCHES)
             newest = records[len(records) - fresh :]
             if self._origin is not None:
@@ -382,6 +384,7 @@ class Aggregator:
         epoch_usage: Usage | None,
         facts: KnownFacts | None,
         line: SlowLine | None,
+        step: SlowLine | None,
     ) -> tuple[Snapshot, list[BatchRecord]]:
         records = list(self._recent)
         last = records[-STAGE_BATCHES:]
@@ -476,8 +479,8 @@ class Aggregator:
         diagnosis = self._judge(
             snapshot,
             self._status(g, rates, stop, usual_ns),
-            _with_facts(replace(now, sampler=self._sampler), facts, line),
-            _with_facts(replace(epoch, sampler=self._sampler), facts, line),
+            _with_facts(replace(now, sampler=self._sampler, step=step), facts, line),
+            _with_facts(replace(epoch, sampler=self._sampler, step=step), facts, line),
         )
         if diagnosis.epoch.cause not in ("", "unknown"):
             self._judged = JudgedEpoch(self._epoch, diagnosis.epoch, epoch)

@@ -36,7 +36,18 @@ from nbloader.diagnose.causes.upload import UPLOAD
 from nbloader.diagnose.causes.waiting import WAITING
 from nbloader.diagnose.causes.window import WINDOW
 
-__all__ = ["BY_NAME", "CAUSES", "CORES_TAKEN", "LOCK", "NOT_FETCHING", "PICKLE", "UNKNOWN", "Cause", "Remedy"]
+__all__ = [
+    "BY_NAME",
+    "CAUSES",
+    "CORES_TAKEN",
+    "LOCK",
+    "NOT_FETCHING",
+    "PICKLE",
+    "SAMPLER",
+    "UNKNOWN",
+    "Cause",
+    "Remedy",
+]
 
 CAUSES: tuple[Cause, ...] = (
     CONSUMER_PYTHON,

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
 from nbloader._util.format import clean, duration, percent, plural
 from nbloader.diagnose.causes.base import Cause, Remedy, always
 from nbloader.diagnose.parts import Part, own_ms
-from nbloader.diagnose.phrases import millis
+from nbloader.diagnose.phrases import SOURCE, millis
 from nbloader.diagnose.work import CONTENDED, PYTHON_STEP, split_steps, taken_by_others
 from nbloader.metrics.evidence import Evidence, Place
 
+_TO_PYTHON = re.compile(r"\.(item|tolist)\(\)")
+"""Converts tensors to numbers of Python."""
 _ROUNDING = 0.05
 """A mean count that is this close to an integer is shown as an integer."""
 
@@ -24,8 +28,16 @@ def _sentence(e: Evidence) -> str:
     ready = "" if e.place is Place.CONSUMER or e.ready < 1 else f" The loader keeps {_mean_batches(e.ready)} ready."
     return (
         f"Your loop is the bottleneck: it waited for {percent(e.wait_share)} {span}. It spends {millis(own_ms(e))} on "
-        f"each batch{_steps(e)}.{ready}"
+        f"each batch{_steps(e)}.{_slowest_line(e)}{ready}"
     )
+
+
+def _slowest_line(e: Evidence) -> str:
+    """The line that takes most of the time of the steps, as a sentence that begins with a space; "" if unknown."""
+    if e.step is None:
+        return ""
+    source, place = clean(e.step.source, SOURCE), clean(e.step.place, SOURCE)
+    return f" {percent(e.step.share)} of that time is spent in `{source}` ({place})."
 
 
 def _mean_batches(count: float) -> str:
@@ -47,13 +59,24 @@ def _steps(e: Evidence) -> str:
     return f", {' and '.join(parts)}"
 
 
+def _less(e: Evidence) -> str:
+    """How the steps compute less, as a sentence without its period."""
+    if e.step is None:
+        return "Do less on the CPU in your loop"
+    place = clean(e.step.place, SOURCE)
+    if _TO_PYTHON.search(e.step.source):
+        return f"Keep values as tensors, and convert them once after the loop ({place})"
+    return f"Make the slowest line of your loop cheaper ({place})"
+
+
 def _remedy(e: Evidence) -> Remedy:
     steps = split_steps(e)
     text = "Make the steps of your loop faster."
     if steps is not None and _computes(e):
-        text = "Do less on the CPU in your loop."
+        less = _less(e)
+        text = f"{less}."
         if steps.queued > steps.computing and taken_by_others(e):
-            text = "Free the cores that other programs use."
+            text = f"Free the cores that other programs use. Or {less[0].lower()}{less[1:]}."
     return Remedy(text, more_workers=False, larger_window=False)
 
 
