@@ -1395,6 +1395,63 @@ def test_a_remedy_that_fails_says_so(archive, monkeypatch):
     assert "Not tried" in str(only)
 
 
+def test_a_cache_whose_calls_raise_has_no_gain_and_is_said_to_raise(monkeypatch):
+    class Unfit:
+        name = "unfit"
+
+        def propose(self, site):
+            code = site.source.replace("return index", "raise TypeError('cannot be compared')")
+            return [nbloader.remedies.remedy.Proposal("Why.", "Instead.", code, saves="later")]
+
+    monkeypatch.setattr("nbloader.loader.remedy_search.REMEDIES", (Unfit(),))
+    measured = []
+
+    def run(trial):
+        for position in range(len(trial)):
+            measured.append(trial[position])
+            yield measured[-1]
+
+    samples = Samples(Quick(), None, list(range(100)), iterable=False, batch_size=4)
+    line = line_of(Quick.__getitem__, 1)
+    found = search(HotLines(lines=(line,), samples=100), samples, run, lambda *_args, **_options: None)
+    assert len(found) == 0
+    assert len(measured) == 1, "the others would raise the same"
+    assert "A change could not be tried: the rewritten code raises TypeError: cannot be compared" in repr(found)
+    assert "tried on samples" not in repr(found)
+
+
+OPENED = """\
+    import random, sqlite3
+    class Rows:
+        def __init__(self):
+            self.con = sqlite3.connect(":memory:")
+            self.lines = (text for text in "ab")
+        def __getitem__(self, i):
+            if random.random() < 2:
+                con = sqlite3.connect(":memory:")
+            {line}  # slow
+            return row + random.random()
+    f = Rows
+    """
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("row = con.execute('SELECT ?', (i,)).fetchone()[0]", 0),
+        ("row = self.con.execute('SELECT ?', (i,)).fetchone()[0]", 0),
+        ("row = len(next(self.lines)) + i", 0),
+        ("row = sqlite3.connect(':memory:').execute('SELECT ?', (i,)).fetchone()[0]", 1),
+    ],
+)
+def test_what_is_open_is_no_argument_of_a_cached_function(line, found, tmp_path):
+    owner = defined(tmp_path, OPENED.format(line=line))()
+    lines = sites(type(owner).__getitem__, owner=owner, facts=Facts(samples=1000, nbytes=50_000))
+    slow = next(site for site in lines if "# slow" in site.source.splitlines()[site.number - 1])
+    assert len(BY_NAME["same-each-epoch"].propose(slow)) == found
+
+
 def test_a_worker_that_dies_in_a_trial_ends_only_the_trial(archive, monkeypatch):
     class Deadly:
         name = "deadly"

@@ -338,10 +338,11 @@ def _nothing_helps(slowest: HotLine, sites: Sequence[Site], tried: Sequence[Reme
     found = f"Nothing that nbloader knows makes {what} faster"
     if kept:
         found += ": a cache keeps what it computes"
-    elif tried:
-        times = "one change was" if len(tried) == 1 else f"{len(tried)} changes were"
+    elif done := sum(1 for one in tried if one.samples):
+        times = "one change was" if done == 1 else f"{done} changes were"
         found += f": {times} tried on samples, and gained too little or gave other values"
-    return f"{found}. Change the line yourself, compute its result in advance, or use more workers."
+    problem = next((f" A change could not be tried: {one.problem}." for one in tried if one.problem), "")
+    return f"{found}.{problem} Change the line yourself, compute its result in advance, or use more workers."
 
 
 def _far_slower(measured: Sequence[Measured]) -> bool:
@@ -364,7 +365,7 @@ def _tried(found: _Found, samples: Samples, run: Run, shown: Bar) -> RemedyResul
                 measured.append(one)
                 shown.add(one.samples)
                 left -= one.samples
-                if _far_slower(measured):
+                if one.problem or _far_slower(measured):
                     break
         except Exception as error:  # noqa: BLE001 - of the present code, too, or a worker that died
             kind = type(error).__name__

@@ -5,14 +5,22 @@ from __future__ import annotations
 import ast
 import copy
 import os
+import sys
 import textwrap
 from collections.abc import Sequence
+from typing import Any
 
+from nbloader.cache.digest import DigestError, Walk
 from nbloader.remedies import flow
-from nbloader.remedies.site import Edit, Node, Site
+from nbloader.remedies.site import UNKNOWN, Edit, Node, Site
 
 LONG = 100_000
-"""Size of an array or a list from which it is no argument of what is kept, bytes."""
+"""Size of an array, a table or a list from which it is no argument of what is kept, bytes."""
+HANDLES = frozenset({
+    "open", "connect", "cursor", "execute", "reader", "DictReader", "iter", "File", "ZipFile", "Dataset", "Session",
+    "Popen", "scandir", "Lock", "RLock", "Semaphore", "Condition", "memmap", "mmap",
+})  # fmt: skip
+"""Functions whose results stand for something open, such as a file or a connection, and have no contents to compare."""
 
 
 def are_whole_lines(site: Site, kept: Sequence[ast.stmt]) -> bool:
@@ -29,6 +37,32 @@ def text_of(site: Site, nodes: Sequence[ast.stmt], edits: Sequence[Edit]) -> str
     """Return the source of statements without their indentation, with some nodes replaced."""
     first, last = nodes[0], nodes[-1]
     return textwrap.dedent(" " * first.col_offset + site.rewritten(*edits, part=(first, last)))
+
+
+def handles(site: Site) -> set[str]:
+    """Return the variables of a function that stand for something open: what `with` binds, or what `HANDLES` return."""
+    names: set[str] = set()
+    for node in site.body:
+        if isinstance(node, ast.withitem) and node.optional_vars is not None:
+            names |= set(flow.assigned([node.optional_vars]))
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)) and isinstance(node.value, ast.Call):
+            called = node.value.func
+            if (called.id if isinstance(called, ast.Name) else getattr(called, "attr", "")) in HANDLES:
+                names |= set(flow.assigned([node]))
+    return names
+
+
+def _can_compare(value: Any) -> bool:
+    """Whether a value is small, and has contents that can be compared for each sample."""
+    if value is UNKNOWN:
+        return True
+    if max(sys.getsizeof(value), getattr(value, "nbytes", 0)) > LONG:
+        return False
+    try:
+        Walk().visit(value)
+    except DigestError:
+        return False
+    return True
 
 
 class Arguments(ast.NodeTransformer):
@@ -60,6 +94,7 @@ class Arguments(ast.NodeTransformer):
         self.local = [name for name in flow.read(self.nodes) if name in available and name not in self.names]
         """Names that the code reads."""
         self.impossible |= bool(self._instance) and self._instance in self.local
+        self.impossible |= by_contents and not handles(site).isdisjoint(self.local)
 
     def names_with(self, others: Sequence[str]) -> dict[str, str]:
         """Return the arguments, with some other names, and their expressions."""
@@ -81,8 +116,7 @@ class Arguments(ast.NodeTransformer):
             known = self._site.function.__globals__.get(cls.__name__) is cls
             self.impossible |= not (known and isinstance(inner, (staticmethod, classmethod)))
             return self._replaced(node, ast.Attribute(ast.Name(cls.__name__, ast.Load()), node.attr, ast.Load()))
-        size = 8 * len(value) if isinstance(value, (list, dict)) else getattr(value, "nbytes", 0)
-        self.impossible |= self._by_contents and size > LONG
+        self.impossible |= self._by_contents and not _can_compare(value)
         self.impossible |= isinstance(getattr(cls, node.attr, None), property)  # it may return another object each time
         return self._argument(node, node.attr)
 
