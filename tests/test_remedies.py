@@ -461,6 +461,41 @@ def test_the_loop_can_convert_to_floating_point(files, case):
     assert any(equal)
 
 
+@pytest.mark.parametrize(
+    "last", ["torch.tensor(pixels).permute(2, 0, 1).float()", "np.fliplr(pixels).astype('float32')"]
+)
+def test_floats_stay_in_the_workers_if_a_later_line_converts_again(files, last):
+    source = f"""\
+        import numpy as np, torch
+        from PIL import Image
+        MEAN = np.array([0.4, 0.5, 0.6])
+        def f(p):
+            pixels = np.array(Image.open(p + "/a.jpg"))
+            pixels = pixels / 255.0 - MEAN
+            pixels = pixels[10:40, 10:40]
+            return {last}
+        """
+    assert proposals("float-in-workers", defined(files, source)) == []
+
+
+@pytest.mark.parametrize(("last", "shape"), [("pixels.transpose(2, 0, 1)", ".view(-1, 1, 1)"), ("pixels", "")])
+def test_the_first_proposal_for_the_loop_fits_the_place_of_the_channels(files, last, shape):
+    source = f"""\
+        import numpy as np
+        from PIL import Image
+        MEAN = np.float32([0.4, 0.5, 0.6])
+        def f(p):
+            pixels = np.array(Image.open(p + "/a.jpg")).astype(np.float32) / 255 - MEAN
+            return {last}
+        """
+    function = defined(files, source)
+    first = proposals("float-in-workers", function)[0]
+    assert first.loop == f"batch.float() / 255 - torch.as_tensor(MEAN){shape}"
+    made = torch.as_tensor(rewritten(function, first)(str(files)))
+    value = eval(first.loop, {**function.__globals__, "torch": torch, "batch": made[None]})[0]
+    assert torch.allclose(value, torch.as_tensor(function(str(files))), atol=1e-5)
+
+
 class Normalized:
     """Pictures, or small vectors, that are normalized on another line than the one that is sampled."""
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import re
 from dataclasses import dataclass, replace
 
+from nbloader.remedies import flow
 from nbloader.remedies.remedy import Proposal
 from nbloader.remedies.site import UNKNOWN, Edit, Site
 
@@ -13,6 +15,10 @@ METHODS = {"div": "/", "div_": "/", "sub": "-", "sub_": "-", "mul": "*", "mul_":
 FLOATS = ("numpy.float32", "torch.float32", "torch.float")
 LARGE = 10_000
 """Size of a sample's floats from which their conversion is looked for on other lines than the slow one, too, bytes."""
+CHANNELS_FIRST = re.compile(
+    r"(permute|transpose)\(\(?2, ?0, ?1\)|moveaxis\([^()]*, (2|-1), 0\)|to_?tensor\(", re.IGNORECASE
+)
+"""Code that moves the channels of a picture to the front."""
 ARRAYS = ("numpy.array", "numpy.asarray", "numpy.ascontiguousarray")
 
 
@@ -54,8 +60,11 @@ class FloatInWorkers:
         scales = any(operator == "/" for operator, _operand in calculations)
         short = "Convert to float in the loop, not in the workers" if dtype and scales else ""
         proposals = {}
+        shapes = ("", ".view(-1, 1, 1)")
+        if CHANNELS_FIRST.search(site.source):  # the first one is shown if nothing is tried
+            shapes = shapes[::-1]
         for method in [dtype] if dtype else ["double", "float"]:
-            for shape in ("", ".view(-1, 1, 1)"):
+            for shape in shapes:
                 loop = f"batch.{method}()"
                 for operator, operand in calculations:
                     vector = not operand.replace(".", "").isdigit()
@@ -88,6 +97,10 @@ class FloatInWorkers:
         first = site.statement(found[0].node)
         name = first.targets[0].id if isinstance(first, ast.Assign) and isinstance(first.targets[0], ast.Name) else ""
         rest = [step for step in found[1:] if isinstance(step.base, ast.Name) and step.base.id == name]
+        others = [step for step in found[1:] if step not in rest]
+        # Another conversion of the variable, such as `torch.tensor(name).float()`, would still send floats.
+        if any(step.dtype and name in flow.read([step.node]) for step in others):
+            return []
         return [found[0], *rest]
 
 
