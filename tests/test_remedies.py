@@ -250,6 +250,52 @@ SAME = {
 }  # fmt: skip
 
 
+FILTERS = {
+    "a column": """frame[frame["item"] == name]""",
+    "an attribute, the other way around": """frame[name == frame.item_]""",
+    "loc": """frame.loc[frame["item"] == name]""",
+}
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("case", FILTERS)
+def test_a_data_frame_is_split_once_instead_of_filtered_for_each_sample(case, tmp_path):
+    rows = {"item": ["a", "b", "a", None], "item_": ["b", "b", "a", None], "x": [3, 2, 1, 0]}
+    source = f"""\
+        def f(name):
+            part = {FILTERS[case]}
+            part["y"] = part["x"] * 2
+            return part.sort_values("x")
+        """
+    function = defined(tmp_path, source, frame=pd.DataFrame(rows))
+    (proposal,) = proposals("filtered-frame", function)
+    new = rewritten(function, proposal)
+    for name in ("a", "b", "a", "missing", None):
+        pd.testing.assert_frame_equal(new(name), function(name))
+
+
+@pytest.mark.parametrize("test", ["frame['item'] > name", "frame['item'] == frame['x']", "frame['item'] == 'a'"])
+def test_other_filters_of_a_data_frame_are_left_alone(test, tmp_path):
+    function = defined(tmp_path, f"def f(name):\n    return frame[{test}]", frame=pd.DataFrame({"item": ["a"]}))
+    assert proposals("filtered-frame", function) == []
+
+
+def test_a_whole_table_is_no_argument_of_a_cached_function(tmp_path):
+    source = """\
+        class Sales:
+            def __getitem__(self, i):
+                part = self.frame[self.frame["item"] == i].sort_values("x")
+                return part["x"].to_numpy()
+        f = Sales
+        """
+    owner = defined(tmp_path, source)()
+    facts = Facts(samples=100, nbytes=1000)
+    for rows, cached in ((100, True), (50_000, False)):
+        owner.frame = pd.DataFrame({"item": np.arange(rows) % 10, "x": np.arange(rows)})
+        found = proposals("same-each-epoch", type(owner).__getitem__, owner=owner, facts=facts)
+        assert any("frame" in proposal.helper.partition(":\n")[0] for proposal in found) == cached
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")  # PIL; files that are left open
 @pytest.mark.parametrize("case", SAME)
 def test_rewritten_code_has_the_same_values(case, files, capsys):

@@ -121,9 +121,14 @@ class Arguments(ast.NodeTransformer):
         return self._argument(node, node.attr)
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
-        """Replace `self.paths[i]` by an argument: a key of all paths would be computed for each sample."""
-        if isinstance(node.value, ast.Attribute) and self._is_own(node.value) and self._is_known(node.slice):
-            return self._argument(node, f"one_of_{node.value.attr.strip('_')}")
+        """Replace `self.paths[i]` by an argument: a key of all paths would be computed for each sample.
+
+        The item of a data frame is a column, or many rows.
+        """
+        own = isinstance(node.value, ast.Attribute) and self._is_own(node.value)
+        table = own and type(self._site.target(node.value)).__name__ == "DataFrame"
+        if own and not table and self._is_known(node.slice):
+            return self._argument(node, f"one_of_{ast.unparse(node.value).rpartition('.')[2].strip('_')}")
         return self.generic_visit(node)
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
