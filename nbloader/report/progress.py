@@ -67,7 +67,8 @@ def trial_bar(samples: int) -> Iterator[TrialBar]:
     except ModuleNotFoundError:
         yield TrialBar(None)
         return
-    with tqdm(total=samples, desc="trying remedies", unit="sample", leave=False, disable=not samples) as bar:
+    shown = {"desc": "trying remedies", "unit": "sample", "leave": False, "mininterval": 0, "miniters": 1}
+    with tqdm(total=samples, disable=not samples, **shown) as bar:
         yield TrialBar(bar)
 
 
