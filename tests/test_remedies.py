@@ -1450,6 +1450,31 @@ def test_a_change_that_is_far_slower_is_not_tried_on_all_samples(monkeypatch):
     )
 
 
+@pytest.mark.parametrize(("limit", "measurements"), [("TRIAL_SECONDS", 1), ("SEARCH_SECONDS", 0)])
+def test_trials_have_a_time_limit(limit, measurements, monkeypatch):
+    class Same:
+        name = "same"
+
+        def propose(self, site):
+            return [nbloader.remedies.remedy.Proposal("Why.", "Instead.", site.source)]
+
+    monkeypatch.setattr("nbloader.loader.remedy_search.REMEDIES", (Same(),))
+    monkeypatch.setattr(f"nbloader.loader.remedy_search.{limit}", 0.0)
+    measured = []
+
+    def run(trial):
+        for position in range(len(trial)):
+            measured.append(trial[position])
+            yield measured[-1]
+
+    samples = Samples(Quick(), None, list(range(100)), iterable=False, batch_size=4)
+    line = line_of(Quick.__getitem__, 1)
+    found = search(HotLines(lines=(line,), samples=100), samples, run, lambda *_args, **_options: None)
+    assert len(measured) == measurements
+    if not measurements:
+        assert "Not tried: other trials have taken" in str(found)
+
+
 def test_a_cache_that_gains_little_is_left_out(archive):
     line = line_of(Archive.__getitem__, 1)
     for saves, gain, helps in (("later", 1.4, False), ("later", 1.6, True), ("time", 1.4, True)):

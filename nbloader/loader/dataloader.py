@@ -962,7 +962,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         trial takes a core.
 
         Args:
-            samples: Number of samples on which to try; 0 to list what is known without trying it.
+            samples: Number of samples on which to try; 0 to list what is known without trying it. There may be more, so
+                that batches are whole. A trial that has taken 10 s ends with fewer samples. No trial begins after 60 s.
             report: Called before each trial, with its name, its number from 0, and the number of trials. Without it, a
                 progress bar is shown, if tqdm is installed.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import random
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -44,6 +45,11 @@ TRIAL_TIMEOUT = 180.0
 
 FAR_SLOWER, FAR_SLOWER_SECONDS = 3, 0.2
 """A trial ends early if the rewritten code takes this many times as long, and at least so many seconds so far."""
+
+TRIAL_SECONDS = 10.0
+"""A trial ends with the measurement in which it has taken so long."""
+SEARCH_SECONDS = 60.0
+"""No trial begins after this time."""
 
 Run = Callable[[Any], "Iterable[Any]"]
 """Runs a dataset, such as a trial, in a spare worker, and returns its items. The worker ends with the iteration."""
@@ -243,12 +249,13 @@ def search(
     sites = [site for line in lines if (site := _site(line, samples)) is not None][:LINES]
     known = _known(sites)
     tried = []
+    end = time.perf_counter() + SEARCH_SECONDS
     with bar(sum(found.samples(samples) for found in known)) as shown:
         for number, found in enumerate(known):
             if report is not None:
                 report(found.name, number, len(known))
             shown.begin(found.site.line.place)
-            one = _tried(found, samples, run, shown)
+            one = _tried(found, samples, run, shown, end)
             if one.proposal.saves == "lock":
                 one = replace(one, locked=_lock_wait(hot, one.line))
             tried.append(_predicted(one, hot, predict))
@@ -350,7 +357,7 @@ def _far_slower(measured: Sequence[Measured]) -> bool:
     return after > max(FAR_SLOWER_SECONDS, FAR_SLOWER * sum(one.before.seconds for one in measured))
 
 
-def _tried(found: _Found, samples: Samples, run: Run, shown: Bar) -> RemedyResult:
+def _tried(found: _Found, samples: Samples, run: Run, shown: Bar, end: float) -> RemedyResult:
     line, name, proposals = found.site.line, found.name, found.proposals
     if found.untried(samples):
         return RemedyResult(line, name, proposals[0], problem=proposals[0].untried)
@@ -358,6 +365,11 @@ def _tried(found: _Found, samples: Samples, run: Run, shown: Bar) -> RemedyResul
     groups = _groups(line, samples)
     results = []
     for number, proposal in enumerate(proposals):
+        begin = time.perf_counter()
+        if begin >= end:
+            late = f"other trials have taken {SEARCH_SECONDS:.0f} s"
+            results.append(RemedyResult(line, name, proposal, problem=late))
+            break
         measured: list[Measured] = []
         left = sum(map(len, groups[1:]))
         try:
@@ -365,7 +377,7 @@ def _tried(found: _Found, samples: Samples, run: Run, shown: Bar) -> RemedyResul
                 measured.append(one)
                 shown.add(one.samples)
                 left -= one.samples
-                if one.problem or _far_slower(measured):
+                if one.problem or _far_slower(measured) or time.perf_counter() >= begin + TRIAL_SECONDS:
                     break
         except Exception as error:  # noqa: BLE001 - of the present code, too, or a worker that died
             kind = type(error).__name__
