@@ -10,6 +10,7 @@ import random
 import sys
 import threading
 import time
+import warnings
 
 import cloudpickle
 import numpy as np
@@ -388,6 +389,25 @@ def test_a_file_that_changes_while_it_is_read_is_not_kept(settled):
     f = nbloader.cached(read)
     f(path)
     assert process_cache.gauge().entries == 0
+
+
+class Settings:
+    """An object of the user."""
+
+    def __init__(self, root):
+        self.root = root
+
+
+@pytest.mark.parametrize("warned", [False, True])
+def test_a_folder_is_warned_of_in_objects_of_the_user_but_not_in_a_data_frame(warned, tmp_path, monkeypatch):
+    pd = pytest.importorskip("pandas")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    value = Settings("data") if warned else pd.DataFrame({"data": ["data", "x"]})
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        assert nbloader.cached(lambda _value: 1)(value) == 1
+    assert any("the folder 'data'" in str(one.message) for one in shown) == warned
 
 
 def test_a_folder_as_an_argument_is_warned_of(tmp_path):

@@ -509,8 +509,12 @@ class Walk:
             self._step(functools.partial(_contents, self.lenient), obj)
             self.record = None
         self._emit(b"instance", b"%d" % len(parts))
+        folders = len(self.folders)
         for part in (kind, *parts):
             self.visit(part)
+        module = sys.modules.get(kind.__module__)
+        if module is not None and not owner.is_users_module(module):
+            del self.folders[folders:]  # names of its parts, such as "data", and text in a table
         if hasattr(kind, "__fspath__"):
             self.visit(obj.__fspath__())
         self.record = record
