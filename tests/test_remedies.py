@@ -329,6 +329,13 @@ def test_a_photograph_is_decoded_at_the_size_that_is_needed(files):
         assert not apart.problem
 
 
+@pytest.mark.parametrize(("name", "found"), [("a.jpg", True), ("a.PNG", False), ("a", True)])
+def test_pictures_that_are_no_jpeg_files_are_left_alone(name, found, files):
+    owner = pictures_with(files, "return Image.open(self.root + self.names[i]).resize((9, 9))")
+    owner.names = [name]
+    assert bool(proposals("full-size-jpeg", type(owner).__getitem__, owner=owner)) == found
+
+
 def test_the_size_of_a_sample_counts_if_no_size_is_in_the_code(files):
     source = """\
         from PIL import Image

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ast
+from pathlib import Path
 
+from nbloader._util.attributes import attributes_of
 from nbloader.remedies.remedy import Proposal
 from nbloader.remedies.site import Edit, Site
 
 DECODING = ("convert", "resize", "load", "crop", "thumbnail", "tobytes", "rotate", "transpose")
 """Methods of a picture that decode it, if nothing before them has."""
+JPEG = frozenset({".jpg", ".jpeg", ".jpe"})
+OTHERS = frozenset({".png", ".tif", ".tiff", ".bmp", ".webp", ".gif", ".ppm", ".pgm"})
 CLOSER = 2
 """A picture that is decoded at this many times the size, at least, differs less from what was resized before."""
 
@@ -25,7 +29,13 @@ class FullSizeJpeg:
         sizes = [size for call in resized if (size := site.size(call.args[0])) is not None]
         needed = sizes[0] if sizes else site.facts.picture
         decodes = bool(site.methods(*DECODING) or any(isinstance(node, ast.Call) for node in site.nodes))
-        if not opened or needed is None or not decodes or site.methods("draft", anywhere=True):
+        if (
+            not opened
+            or needed is None
+            or not decodes
+            or _has_other_files(site)
+            or site.methods("draft", anywhere=True)
+        ):
             return []
         why = f"The photograph is decoded at its full size, but the sample needs {needed[0]} x {needed[1]} pixels."
         instead = (
@@ -39,6 +49,14 @@ class FullSizeJpeg:
             edits = [edit for call in opened for edit in _drafted(site, call, size)]
             proposals.append(Proposal(why, instead, site.rewritten(*edits), short=short))
         return proposals
+
+
+def _has_other_files(site: Site) -> bool:
+    """Whether the lists of the dataset name pictures, and none of the first ones is a JPEG file."""
+    lists = [value for value in attributes_of(site.owner).values() if isinstance(value, list) and value]
+    firsts = [value[0][0] if isinstance(value[0], tuple) and value[0] else value[0] for value in lists]
+    endings = {Path(first).suffix.lower() for first in firsts if isinstance(first, (str, Path))}
+    return bool(endings & OTHERS) and endings.isdisjoint(JPEG)
 
 
 def _drafted(site: Site, call: ast.Call, size: tuple[int, int]) -> list[Edit]:
