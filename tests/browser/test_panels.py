@@ -105,12 +105,13 @@ from nbloader import DataLoader
 
 folder = tempfile.mkdtemp()
 coarse = np.random.default_rng(0).integers(0, 256, (15, 20, 3), dtype=np.uint8)
-Image.fromarray(coarse).resize((1600, 1200), Image.BICUBIC).save(f"{folder}/a.jpg", quality=90)
+for number in range(2):
+    Image.fromarray(coarse).resize((1600, 1200), Image.BICUBIC).save(f"{folder}/{number}.jpg", quality=90)
 
 class Photos:
     def __len__(self): return 100_000
     def __getitem__(self, index):
-        picture = Image.open(f"{folder}/a.jpg").convert("RGB").resize((224, 224))
+        picture = Image.open(f"{folder}/{index % 2}.jpg").convert("RGB").resize((224, 224))
         return np.array(picture), index
 
 loader = DataLoader(Photos(), batch_size=4, num_workers=2)
@@ -146,8 +147,9 @@ def test_remedies_are_tried_after_a_click_while_the_loop_runs(open_notebook: Any
     page.wait_for_function(DECODED)
     sizes = panel.locator("img").evaluate_all("nodes => nodes.map(node => node.naturalWidth)")
     assert sizes == [224] * len(sizes)
-    panel.locator("details summary", has_text="Code").first.click()
-    assert ".draft(" in panel.locator("details pre").first.inner_text()
+    code = panel.locator("details", has=page.locator("pre", has_text=".draft("))
+    code.locator("summary", has_text="Code").first.click()
+    assert "def __getitem__" in code.locator("pre").first.inner_text()
     panel.get_by_role("button", name="Copy the code").first.click()
     panel.get_by_text("Copied").wait_for()
     look_at(panel, "remedies")
