@@ -130,7 +130,7 @@ def test_wrong_options_are_refused(values, text):
 def test_options_are_for_ray_only():
     with pytest.raises(ValueError, match="applies to workers='ray'"):
         DataLoader([1], num_workers=1, ray=RayOptions())
-    with pytest.raises(TypeError, match=r"must be a nbloader.RayOptions"):
+    with pytest.raises(TypeError, match=r"must be an nbloader.RayOptions"):
         DataLoader([1], num_workers=1, workers="ray", ray={})
 
 

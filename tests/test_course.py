@@ -138,7 +138,7 @@ def test_the_notebook_is_that_of_a_student(path):
 @each
 def test_the_minutes_are_those_of_the_table(path):
     long = re.search(r"\*\*How long\.\*\* About (two hours|(\d+) minutes)", "".join(cells(path)[0]["source"]))
-    row = re.search(rf"{path.stem}>` \| (\d+) \|", (ROOT / "docs" / "course.md").read_text(encoding="utf-8"))
+    row = re.search(rf"{path.stem}\.ipynb\) \| (\d+) \|", (ROOT / "docs" / "course.md").read_text(encoding="utf-8"))
     assert (long[2] or "120") == row[1]
 
 

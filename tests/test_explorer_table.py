@@ -268,7 +268,7 @@ def test_pairs_of_labels_and_predictions_are_counted_and_each_cell_can_be_filter
     ("values", "error"),
     [
         ([1, 2], "has 2 values, for 3 samples"),
-        ({7: 1}, "has a value for sample 7: there are 3, from 0"),
+        ({7: 1}, "has a value for sample 7: there are 3 samples, numbered from 0"),
         ({"a": 1}, "must be dataset indices"),
         ([[1], [2], [3]], "not an array of shape"),
         ([object()] * 3, "takes numbers and strings, not object"),

@@ -214,7 +214,7 @@ def test_the_module_of_a_kind_is_imported_when_the_kind_is_used():
         assert registry.kind_class("elsewhere").__name__ == "ExecutorKind"
         with DataLoader(Numbers(8), 4, num_workers=1, workers="elsewhere") as loader:
             assert flat(loader) == list(range(8))
-        with pytest.raises(TypeError, match="'os:path', which is no WorkerKind"):
+        with pytest.raises(TypeError, match="'os:path', which is not a WorkerKind"):
             DataLoader(Numbers(8), workers="misspelled")
     finally:
         registry.unregister("elsewhere")

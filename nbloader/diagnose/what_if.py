@@ -706,7 +706,7 @@ def _too_few(batches: int, *, whole: bool) -> str:
 
 
 def _may_be(low: float, high: float) -> str:
-    return f"it may be {factor(low, '.2f')} to {factor(high, '.2f')}"
+    return f"it may be {factor(low, '.2f')} to {factor(high, '.2f')} as fast"
 
 
 class _Interval(NamedTuple):

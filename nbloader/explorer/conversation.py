@@ -160,7 +160,7 @@ class Conversation:
     def _check(self, indices: Iterable[int]) -> None:
         wrong = next((index for index in indices if not 0 <= index < self._total), None)
         if wrong is not None:
-            raise IndexError(f"there is no sample {wrong}: there are {self._total:,}, from 0")
+            raise IndexError(f"there is no sample {wrong}: there are {self._total:,} samples, numbered from 0")
 
     def arrange(self, arrangement: Arrangement) -> Listed:
         """List samples.

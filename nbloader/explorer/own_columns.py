@@ -47,7 +47,9 @@ class OwnColumn(NamedTuple):
         ordered = indices[order]
         if ordered.size and (ordered[0] < 0 or ordered[-1] >= total):
             wrong = ordered[0] if ordered[0] < 0 else ordered[-1]
-            raise ValueError(f"column {name!r} has a value for sample {wrong}: there are {total:,}, from 0")
+            raise ValueError(
+                f"column {name!r} has a value for sample {wrong}: there are {total:,} samples, numbered from 0"
+            )
         if (ordered[1:] == ordered[:-1]).any():
             repeated = ordered[1:][ordered[1:] == ordered[:-1]][0]
             raise ValueError(f"column {name!r} has several values for sample {repeated}")

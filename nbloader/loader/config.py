@@ -127,7 +127,7 @@ def _dataset(name: str, value: Any) -> Any:
 
 def _ray(name: str, value: Any) -> Any:
     if value is not None and not isinstance(value, RayOptions):
-        raise TypeError(f"{name} must be a nbloader.RayOptions or None, not {type(value).__name__}: {value!r}")
+        raise TypeError(f"{name} must be an nbloader.RayOptions or None, not {type(value).__name__}: {value!r}")
     return value
 
 

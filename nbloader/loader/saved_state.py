@@ -218,7 +218,7 @@ def _rollover_state(value: Any, where: str, stateful: FullBatches, context: Epoc
     carried = _entry(_dict(value, where), where, "carried", _list)
     where = f"{where}['carried']"
     if len(carried) >= stateful.samples_at_once:
-        raise ValueError(f"{where} must have less than {stateful.samples_at_once} indices, not {len(carried)}")
+        raise ValueError(f"{where} must have fewer than {stateful.samples_at_once} indices, not {len(carried)}")
     length = samplers.length(context.dataset)
     by_position = type(stateful.sampler) in samplers.by_position()
     for at, index in enumerate(carried):

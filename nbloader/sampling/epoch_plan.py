@@ -277,7 +277,7 @@ class MapEpochPlan(EpochPlan):
         if not may_iterate(drawn) and not self._fetches_batches:
             kind = type(drawn).__name__
             raise TypeError(
-                f"batch_sampler must yield lists of indices, but yielded {drawn!r} ({kind}): pass it as sampler=?"
+                f"batch_sampler must yield lists of indices, but yielded {drawn!r} ({kind}): did you mean sampler=?"
             )
         return DrawnIndices(drawn)
 
@@ -385,7 +385,10 @@ class IterableEpochPlan(EpochPlan):
         """See `EpochPlan`."""
         for progress in self.shards.progress:
             if progress.problem:
-                warnings.warn(f"{progress.problem}; the epoch will be resumed by skipping", stacklevel=4)
+                warnings.warn(
+                    f"{progress.problem}; the epoch will be resumed by skipping the samples that were delivered",
+                    stacklevel=4,
+                )
                 break
         return {
             "seed": self.seed,

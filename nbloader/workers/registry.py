@@ -53,7 +53,7 @@ def kind_class(name: str) -> type[WorkerKind]:
         module, _, attribute = kind.partition(":")
         kind = getattr(importlib.import_module(module), attribute)
         if not (isinstance(kind, type) and issubclass(kind, WorkerKind)):
-            raise TypeError(f"the kind of worker {name!r} is registered as {_kinds[name]!r}, which is no WorkerKind")
+            raise TypeError(f"the kind of worker {name!r} is registered as {_kinds[name]!r}, which is not a WorkerKind")
     return kind
 
 

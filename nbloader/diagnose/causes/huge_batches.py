@@ -34,6 +34,6 @@ HUGE_BATCHES = Cause(
     name="huge_batches",
     takes={Part.COLLATING: _applies},
     sentence=_sentence,
-    short=lambda e: f"each batch has {megabytes(e.nbytes)}",
+    short=lambda e: f"each batch takes up {megabytes(e.nbytes)}",
     remedy=lambda _e: Remedy(SMALLER, more_workers=False),
 )

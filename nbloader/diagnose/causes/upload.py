@@ -17,7 +17,8 @@ def _sentence(e: Evidence) -> str:
     u = e.uploads
     where = clean(e.device, 40) or "pinned memory"
     share = of_wait(e, e.placing_wait)
-    head = f"The transfer to {where} is the bottleneck: {waits(e)}, {share} of that for finished batches"
+    placing = f"{share} of that while finished batches were pinned or copied"
+    head = f"The transfer to {where} is the bottleneck: {waits(e)}, {placing}"
     if u is None:
         return f"{head}."
     speed = "" if u.gb_per_second is None else f" ({number(u.gb_per_second)} GB/s)"

@@ -7,7 +7,7 @@ from nbloader.remedies.remedy import Proposal
 from nbloader.remedies.site import Site
 
 WHY = "This does not depend on the index, but it is computed again for each sample."
-INSTEAD = "Compute it once, in __init__ or as below. What is returned is one object for all samples: do not change it."
+INSTEAD = "Compute it once, in __init__ or as below. All samples then share one object, so do not modify it."
 
 
 class ComputedEachTime:

@@ -65,7 +65,7 @@ class ListMembership:
                 instead=f"Look it up in a {longest.kind}, made in __init__, or once per process as below.",
                 code=site.rewritten(*edits),
                 helper="\n\n".join(dict.fromkeys(lookup.helper for lookup in found if lookup.helper)),
-                short=f"Look it up in a {longest.kind}, not in a list",
+                short=f"Look values up in a {longest.kind} instead of a list",
             )
         ]
 

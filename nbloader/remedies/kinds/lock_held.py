@@ -9,7 +9,7 @@ from nbloader.remedies.site import Edit, Site
 
 _HOLE = "..."
 """Stands for a statement that is written again elsewhere."""
-WHY = "Each worker holds the lock while it produces its sample, so that the workers take turns."
+WHY = "Each worker holds the lock while it produces its sample, so the workers take turns."
 
 
 class LockHeld:
@@ -46,7 +46,7 @@ def _shorter(site: Site, block: ast.With) -> Proposal:
         return Proposal(WHY, instead, saves="lock", untried="whether the lock is still needed is for you to judge")
     instead = (
         "Hold it only while the shared file is read, and decode after that. Check that what follows touches nothing "
-        "that the lock protects. With a file of its own in each worker, no lock is needed."
+        "that the lock protects. If each worker has its own file, no lock is needed."
     )
     lines = [site.text(part) for part in block.body[last + 1 :]]
     deeper = block.body[0].col_offset

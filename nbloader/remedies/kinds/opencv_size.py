@@ -26,7 +26,7 @@ class OpencvSize:
         why = "The photograph is decoded at its full size, and made smaller afterwards."
         proposals = []
         for times in REDUCED:
-            instead = f"Decode it at 1/{times} of its size (IMREAD_REDUCED_COLOR_{times}), which computes only that."
+            instead = f"Decode it at 1/{times} of its size (IMREAD_REDUCED_COLOR_{times}), which takes less time."
             edits = []
             for call in read:
                 flag, paths = f"{cv2.name}.IMREAD_REDUCED_COLOR_{times}", [site.text(part) for part in call.args[:1]]

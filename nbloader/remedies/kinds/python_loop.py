@@ -16,7 +16,7 @@ from nbloader.remedies.vectorize import (
 
 WHY = "This loop computes one number at a time, in Python."
 INSTEAD = "Let NumPy compute the whole array at once."
-SHORT = "Let NumPy compute the whole array, not a Python loop"
+SHORT = "Compute the whole array with NumPy instead of a Python loop"
 NESTED = 2
 """Number of loops around a line from which it is certain that its loops, not what it calls, take the time."""
 
