@@ -143,9 +143,6 @@ class RecordsPids(Numbers):
         return i
 
 
-MANY = [*range(100_000)]
-
-
 class Hot(Numbers):
     """Most of the time of a sample goes into one line, which a comment marks."""
 
@@ -179,11 +176,6 @@ class Hot(Numbers):
     def operator(self):  # the next call is on another line
         quotients = np.broadcast_to(1.0, 4_000_000) / 255  # hot: operator
         len(quotients)
-
-    def searching(self):  # the next call is on another line
-        for k in range(8):
-            found = -k - 1 in MANY  # hot: searching
-            abs(found)
 
     def returning(self):  # the next call is in another function
         half()

@@ -26,7 +26,6 @@ from nbloader.metrics import hot_lines
 from nbloader.metrics.hot_lines import HotLines, LineProfile, find_hot_lines
 from nbloader.workers import line_sampler, run_state
 from nbloader.workers.line_sampler import LineSampler, user_lines
-from nbloader.workers.list_search import searching_line
 from nbloader.workers.run_state import RunState, RunStateReader
 from nbloader.workers.status import SharedStatus, WorkerState
 
@@ -238,23 +237,6 @@ def test_a_worker_that_cannot_start_a_thread_is_sampled_and_keeps_no_pipe_open(m
 
 
 @pytest.mark.unit
-@pytest.mark.parametrize("values", [[*range(1000)], {*range(1000)}, [*range(9)]], ids=["list", "set", "short list"])
-def test_a_search_of_a_long_list_is_found_from_a_later_line(values):
-    add = other = lambda: searching_line(sys._getframe(1))
-    found = 3 in values
-    line = sys._getframe().f_lineno - 1
-    assert found
-    found = 4 in values
-    late = add()
-    expected = line + 3 if type(values) is list and len(values) == 1000 else None
-    assert late == expected
-    found = 5 in values
-    unknown = other()
-    assert found
-    assert unknown is None, "that call may have taken the time"
-
-
-@pytest.mark.unit
 def test_places(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert place_of(str(tmp_path / "data" / "photos.py"), 12) == "data/photos.py:12"
@@ -292,7 +274,6 @@ PLANTED = [
     ("process", "library"),
     ("process", "reading"),
     ("process", "operator"),
-    ("process", "searching"),
     ("process", "returning"),
     ("process", "collating"),
     ("thread", "waiting"),

@@ -7,8 +7,7 @@
 
 A worker process is sampled from outside, by a signal, so that the moment does not depend on what the worker executes.
 Python runs a signal handler only between some instructions, since Python 3.11 only at calls and loops: after
-`x = x / 255`, the handler finds the next line with a call, or the function that the result was returned to. Searches of
-lists are found all the same (`list_search.py`). For what else takes long, a thread
+`x = x / 255`, the handler finds the next line with a call, or the function that the result was returned to. So a thread
 is woken by the signal as well. If the worker's code has released the interpreter lock, as NumPy, torch, Pillow and
 files do, the thread reads the stack at once, and the line is the right one. Otherwise the handler comes first. It
 attributes all signals since then, of which the status holds the number, to the one stack that it finds.
@@ -27,7 +26,6 @@ from types import CodeType, FrameType
 from nbloader._platform import SAMPLE_SIGNAL
 from nbloader._util.code_places import PACKAGE
 from nbloader.events.stack_samples import STAGE_FILE, CodeLine, StackCount
-from nbloader.workers.list_search import searching_line
 from nbloader.workers.status import SharedStatus, WorkerState
 
 MAX_FRAMES = 60
@@ -36,9 +34,7 @@ MAX_UNSENT = 500
 """Maximum number of different stacks that a worker keeps between two messages. Further stacks are not counted."""
 
 
-def user_lines(
-    frame: FrameType | None, root: CodeType, stage: int, *, handled: bool = False
-) -> tuple[CodeLine, ...] | None:
+def user_lines(frame: FrameType | None, root: CodeType, stage: int) -> tuple[CodeLine, ...] | None:
     """Return the lines of a stack that do not belong to nbloader, from the outermost to the innermost.
 
     The frames may be those of another thread, which goes on meanwhile. Then CPython 3.11 has given a number for the
@@ -48,7 +44,6 @@ def user_lines(
         frame: The innermost frame.
         root: The function of nbloader that produces a batch. Frames outside of it are dropped.
         stage: The state of the worker. It is returned in place of a stack that has only lines of nbloader.
-        handled: Whether a signal was handled in the innermost frame, perhaps later than it arrived.
 
     Returns:
         The lines; None if the thread is not producing a batch.
@@ -58,8 +53,6 @@ def user_lines(
         if len(lines) < MAX_FRAMES and not code.co_filename.startswith(PACKAGE):
             name = getattr(code, "co_qualname", code.co_name)  # Python 3.10 has no qualified names
             number = frame.f_lineno or code.co_firstlineno  # None where the bytecode belongs to no line
-            if handled and not lines:
-                number = searching_line(frame) or number
             lines.append(CodeLine(code.co_filename, name, number))
         frame = frame.f_back
     if code is None:
@@ -94,7 +87,7 @@ class LineSampler:
         if not self._tried_thread:
             self._tried_thread = True
             self._start_thread()
-        self._count(frame, handled=True)
+        self._count(frame)
 
     def _start_thread(self) -> None:
         """Start the thread that a signal wakes. This runs within a signal handler, so without locks of `threading`."""
@@ -115,16 +108,16 @@ class LineSampler:
         while os.read(reader, 512):  # the numbers of signals
             self._count(sys._current_frames().get(self._main))
 
-    def _count(self, frame: FrameType | None, *, handled: bool = False) -> None:
+    def _count(self, frame: FrameType | None) -> None:
         """Attribute the samples that are not counted yet to a stack."""
         if not self._counting.acquire(blocking=False):  # the other thread counts them, or they count next time
             return
         try:
-            self._add(frame, handled=handled)
+            self._add(frame)
         finally:
             self._counting.release()
 
-    def _add(self, frame: FrameType | None, *, handled: bool) -> None:
+    def _add(self, frame: FrameType | None) -> None:
         status = self._status
         computing, waiting, queued = status.computing, status.waiting, status.queued
         new_computing, new_waiting = computing - self._computing, waiting - self._waiting
@@ -132,7 +125,7 @@ class LineSampler:
         if not new_computing + new_waiting:
             return
         self._computing, self._waiting, self._queued = computing, waiting, queued
-        stack = user_lines(frame, self._root, status.state, handled=handled)
+        stack = user_lines(frame, self._root, status.state)
         if stack is None or (stack not in self._counts and len(self._counts) >= MAX_UNSENT):
             return
         before = self._counts.get(stack) or StackCount(stack, 0, 0)
