@@ -339,6 +339,19 @@ def test_batch_samplers_may_yield_any_iterable():
             assert flat(loader) == list(range(1, 10))
 
 
+def test_a_property_of_a_batch_sampler_is_first_read_when_an_epoch_begins():
+    class Late(torch.utils.data.BatchSampler):
+        def __init__(self):
+            self.batch_size, self.drop_last = 2, False
+
+        @property
+        def sampler(self):
+            raise RuntimeError("not ready")
+
+    with DataLoader(range(4), batch_sampler=Late()) as loader, pytest.raises(RuntimeError, match="not ready"):
+        iter(loader)
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_batch_sampler_that_yields_single_indices_is_an_error(workers):
     with (

@@ -6,6 +6,7 @@ import html
 import io
 import pathlib
 import re
+import threading
 import time
 
 import light
@@ -204,3 +205,19 @@ def test_the_slowest_line_of_a_loop_is_named_on_request(workers):
         told = rf"\d+% of that time is spent in `return sum\(int\(value\.item\(\) > 0\) .*` {place}\."
         assert re.search(told, s.epoch_verdict.sentence), s.verdict
         assert re.search(told, str(loader.hot_lines()))
+        loader.profile_lines(on=None)
+        for _batch in loader:
+            time.sleep(0.01)
+        assert "value.item()" not in loader.stats().verdict
+
+
+def test_the_line_of_a_loop_in_another_thread_is_not_one_of_the_cell():
+    with DataLoader(light.Numbers(100), 1, num_workers=0) as loader:
+        loader.profile_lines()
+        loop = threading.Thread(target=lambda: [count([np.float64(1)] * 100_000) for _batch in loader])
+        loop.start()
+        while loop.is_alive():
+            sum(range(100_000))  # what the cell does meanwhile
+        sentence = loader.stats().epoch_verdict.sentence
+    assert "sum(int(value.item() > 0)" in sentence
+    assert "what the cell does" not in sentence

@@ -92,7 +92,7 @@ def place_of_sampler(sampler: object) -> str:
         if isinstance(function, FunctionType) and not is_library(function.__code__.co_filename):
             code = function.__code__
             return f"{function.__qualname__} ({place_of(code.co_filename, code.co_firstlineno)})"
-        sampler = getattr(sampler, "sampler", None)
+        sampler = getattr(sampler, "__dict__", {}).get("sampler")  # no property, which may raise
     return ""
 
 

@@ -14,7 +14,7 @@ function asset(model, name) {
   if (!page.has(pending)) {
     const file = { asked: -Infinity };
     file.text = new Promise((resolve) => { file.take = resolve; });
-    file.text.then((text) => page.set(key, text), () => {});
+    file.text.then((text) => page.set(key, text), () => page.delete(pending));  // a later view asks again
     page.set(pending, file);
   }
   const file = page.get(pending);
@@ -58,8 +58,8 @@ function load(name, text) {
 const core = async (model) => load("core", await asset(model, "code"));
 
 function initialize({ model }) {  // called when the widget is created, which is not awaited: the cell may still be running
-  for (const name of FILES) asset(model, name);
-  core(model).then((view) => view.prepare?.({ asset: (name) => asset(model, name), load }));
+  for (const name of FILES) asset(model, name).catch(() => {});
+  core(model).then((view) => view.prepare?.({ asset: (name) => asset(model, name), load })).catch(() => {});
 }
 
 async function render({ model, el, host }) {

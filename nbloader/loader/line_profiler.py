@@ -59,6 +59,7 @@ class LineProfiler:
         self._began = self._awaited = 0.0  # when the newest epoch began, and its loop waited last
         self._profile = LineProfile(ENOUGH)
         self._steps = LineProfile(ENOUGH)  # of the loop's own code, while that is requested
+        self._consumer = 0  # the thread of the newest loop
         self._engine = engine
         self._open: set[int] = set()
         self._closed = False  # whether the loader was closed
@@ -83,7 +84,7 @@ class LineProfiler:
         """Sample all the time, discarding earlier samples, or never, or while the loop waits (None). Thread-safe."""
         if on:
             self._profile.clear()
-            self._steps.clear()
+        self._steps.clear()
         with self._lock:
             self.on, self._outdated = on, False
             self._start_or_stop()
@@ -94,6 +95,7 @@ class LineProfiler:
             if self._closed:
                 return
             self._open.add(epoch)
+            self._consumer = threading.get_ident()
             self._began, self._outdated = time.monotonic(), self.on is None
             self._slowest_due = 0.0
             self._start_or_stop()
@@ -136,8 +138,10 @@ class LineProfiler:
     def slowest_step(self) -> SlowLine | None:
         """Return the line that takes most of the time of the loop's own code; None as for `slowest`.
 
-        It is known only for a loop that runs on the main thread after `profile_lines()`.
+        It is known only after `profile_lines()`.
         """
+        if not self.on:
+            return None
         self._look()
         return self._slowest_step
 
@@ -205,7 +209,7 @@ class LineProfiler:
     def tick(self) -> None:
         """Sample some workers, and the loop's own code on request."""
         if self.on:
-            self._steps.add(_loop_stack())
+            self._steps.add(_stack_of(self._consumer))
         self._add(self._engine.sample_stacks(self._turn, AT_ONCE))
         self._turn += AT_ONCE
 
@@ -222,9 +226,9 @@ def _slowest(hot: HotLines) -> HotLine | None:
     return first if first is not None and _stands_out(first, hot.samples) else None
 
 
-def _loop_stack() -> list[StackCount]:
-    """Return the stack of the main thread, if it executes the user's code and not nbloader's."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+def _stack_of(thread: int) -> list[StackCount]:
+    """Return the stack of a thread, if it executes the user's code and not nbloader's."""
+    frame = sys._current_frames().get(thread)
     lines: list[CodeLine] = []
     while frame is not None:
         code = frame.f_code
