@@ -274,6 +274,14 @@ def test_a_data_frame_is_split_once_instead_of_filtered_for_each_sample(case, tm
         pd.testing.assert_frame_equal(new(name), function(name))
 
 
+def test_a_data_frame_without_memory_for_its_parts_is_left_alone(tmp_path, monkeypatch):
+    frame = pd.DataFrame({"item": np.arange(1000), "x": 1.0})
+    function = defined(tmp_path, "def f(name):\n    return frame[frame['item'] == name]", frame=frame)
+    assert "Later changes" in proposals("filtered-frame", function)[0].instead
+    monkeypatch.setattr("nbloader.remedies.kinds.filtered_frame.available_memory", lambda: 20_000)
+    assert proposals("filtered-frame", function) == []
+
+
 @pytest.mark.parametrize("test", ["frame['item'] > name", "frame['item'] == frame['x']", "frame['item'] == 'a'"])
 def test_other_filters_of_a_data_frame_are_left_alone(test, tmp_path):
     function = defined(tmp_path, f"def f(name):\n    return frame[{test}]", frame=pd.DataFrame({"item": ["a"]}))
@@ -961,7 +969,11 @@ CONSTANTS = {
     "each row of a table": ("read-each-time", "with open(self.path) as f:\n    return list(csv.reader(f))[i]  # slow"),
     "in one expression": ("read-each-time", "line = open(self.path).readlines()[i]  # slow\nreturn line"),
     "a set": ("list-membership", "return [x for x in ('a', str(i)) if x not in self.names], i  # slow"),
-    "constants": ("list-membership", f"return i in {list(range(1, 40))}, i  # slow"),
+    "not in a list": ("list-membership", "return [x not in self.names for x in ('a', i, str(i))], i  # slow"),
+    "a position of a position": (
+        "list-membership",
+        "return self.names.index('name 3') in self.numbers and self.numbers.index(i), i  # slow",
+    ),
     "a position": ("list-membership", "return self.names.index(self.names[-i]), i  # slow"),
 }
 
@@ -977,6 +989,7 @@ def constants(tmp_path):
             class Data:
                 def __init__(self, path):
                     self.path, self.size, self.n, self.names = path, (5, 4), 8, [f"name {n}" for n in range(50)]
+                    self.numbers = list(range(50))
                 @property
                 def lengths(self):
                     return [self.n]
@@ -1026,6 +1039,44 @@ def test_what_is_not_the_same_for_all_samples_is_left_alone(body, constants):
     type(owner).other = lambda self, n: n
     for name in ("computed-each-time", "read-each-time", "list-membership"):
         assert proposals(name, type(owner).__getitem__, owner=owner) == []
+
+
+@pytest.mark.parametrize("container", ["[*range(50), torch.tensor(3)]", "[0.1] * 50", "[(1, np.float32(1))] * 50"])
+def test_items_that_are_equal_with_other_hashes_are_not_put_in_a_set(container, tmp_path):
+    function = defined(tmp_path, f"import numpy as np, torch\nrows = {container}\ndef f(x):\n    return x in rows")
+    assert proposals("list-membership", function) == []
+
+
+def test_a_value_is_found_in_a_set_as_in_the_list(tmp_path):
+    source = """\
+        rows, pairs = list(range(50)), [(n, "a") for n in range(50)]
+        def f(x):
+            if x in rows or x in pairs:
+                try:
+                    return rows.index(x)
+                except ValueError:
+                    return "no position"
+            return "not found"
+        """
+    function = defined(tmp_path, source)
+    (first, second) = proposals("list-membership", function)
+    values = [
+        3,
+        True,
+        3.0,
+        np.int64(4),
+        torch.tensor(5),
+        99,
+        "a",
+        None,
+        (1, "a"),
+        (torch.tensor(1), "a"),
+        (1, ("a",)),
+        {},
+    ]
+    for proposal in (first, second):
+        new = rewritten(function, proposal)
+        assert [new(value) for value in values] == [function(value) for value in values]
 
 
 LOOPS = {
@@ -1146,6 +1197,55 @@ def test_a_table_is_read_once_instead_of_queried_for_each_sample(case, tmp_path)
     assert "CREATE INDEX t_" in proposal.instead
 
 
+@pytest.mark.parametrize("column", ["x TEXT", "x", "x TEXT COLLATE NOCASE", "x INTEGER"])
+def test_values_are_found_in_a_table_as_by_the_query(column, tmp_path):
+    source = """\
+        import sqlite3
+        def f(db, value):
+            return db.execute("SELECT id FROM t WHERE x = ?", (value,)).fetchall()
+        """
+    function = defined(tmp_path, source)
+    with contextlib.closing(sqlite3.connect(tmp_path / "t.db")) as database:
+        database.execute(f"CREATE TABLE t (id INTEGER, {column})")
+        rows = ["a", "A", None, "b", 1, "1", 2.0]
+        database.executemany("INSERT INTO t VALUES (?, ?)", list(enumerate(rows)))
+        database.commit()
+        (proposal,) = proposals("sql-lookup", function)
+        new = rewritten(function, proposal)
+        for value in [*rows, "B", "missing", 1.0, "2"]:
+            assert new(database, value) == function(database, value)
+
+
+def test_a_large_table_is_not_read_into_memory(tmp_path):
+    source = """\
+        import sqlite3
+        def f(db, i):
+            return db.execute("SELECT x FROM t WHERE id = ?", (i,)).fetchone()
+        """
+    function = defined(tmp_path, source)
+    with contextlib.closing(sqlite3.connect(tmp_path / "t.db")) as database:
+        database.execute("CREATE TABLE t (id INTEGER, x TEXT)")
+        database.execute("INSERT INTO t VALUES (1, 'a')")
+        database.commit()
+        (proposal,) = proposals("sql-lookup", function)
+        new = rewritten(function, proposal)
+        function.__globals__["_largest"] = 100
+        queries = []
+        database.set_trace_callback(queries.append)
+        assert new(database, 1) == ("a",)
+        assert queries[-1].endswith("WHERE id = 1")
+        assert not any(query.endswith("FROM t") for query in queries)
+
+
+def test_a_limit_of_a_query_stays_in_force(tmp_path):
+    source = """\
+        def f(cursor, i):
+            return cursor.execute("SELECT x FROM t WHERE id = ? LIMIT 1", (i,)).fetchall()
+        """
+    (proposal,) = proposals("sql-lookup", defined(tmp_path, source))
+    assert not proposal.code
+
+
 def test_an_index_is_named_for_a_query_that_is_not_rewritten(tmp_path):
     source = """\
         def f(cursor, i):
@@ -1171,6 +1271,29 @@ def test_a_connection_that_is_kept_open_is_not_closed(tmp_path):
     new = rewritten(function, proposal)
     assert [new(":memory:"), new(":memory:")] == [(1,), (1,)]
     function.__globals__["kept_open"](":memory:").close()
+
+
+def test_threads_do_not_share_an_archive(files):
+    source = """\
+        import tarfile
+        def f(path):
+            with tarfile.open(path) as archive:
+                return archive
+        """
+    function = defined(files, source)
+    (proposal,) = proposals("opened-each-time", function)
+    new = rewritten(function, proposal)
+    path = str(files / "a.tar.gz")
+    archives = [new(path), new(path)]
+    thread = threading.Thread(target=lambda: archives.append(new(path)))
+    thread.start()
+    thread.join()
+    try:
+        assert archives[0] is archives[1]
+        assert archives[0] is not archives[2]
+    finally:
+        for archive in archives:
+            archive.close()
 
 
 def test_a_loader_of_a_library_is_looked_at_if_users_can_pass_their_own(tmp_path, monkeypatch):

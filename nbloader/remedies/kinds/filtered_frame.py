@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from nbloader._platform import available_memory
+from nbloader.cache.sample_cache import MEMORY_SHARE
 from nbloader.remedies.remedy import Proposal
 from nbloader.remedies.site import Edit, Site
 
@@ -36,7 +38,7 @@ class FilteredFrame:
         why = "Each sample compares the whole column of the data frame with a value."
         instead = (
             f"Split the data frame once, in __init__ with dict(tuple({frame}.groupby({column!r}))), or as below. "
-            "The parts take as much memory as the data frame."
+            "The parts take as much memory as the data frame. Later changes of the data frame do not reach them."
         )
         short = f"Split the data frame by {column!r} once"
         return [Proposal(why, instead, site.rewritten(*edits), HELPER, short=short)]
@@ -57,7 +59,7 @@ def _filtered(site: Site, node: ast.AST) -> _Filtered | None:
     owner, test = node.value, node.slice
     if isinstance(owner, ast.Attribute) and owner.attr == "loc":
         owner = owner.value
-    if type(site.target(owner)).__name__ != "DataFrame" or not isinstance(test, ast.Compare):
+    if not _fits(site.target(owner)) or not isinstance(test, ast.Compare):
         return None
     if len(test.ops) != 1 or not isinstance(test.ops[0], ast.Eq):
         return None
@@ -68,6 +70,14 @@ def _filtered(site: Site, node: ast.AST) -> _Filtered | None:
         if column and frame not in site.text(other) and not isinstance(other, ast.Constant):
             return _Filtered(node, frame, column, site.text(other))
     return None
+
+
+def _fits(frame: Any) -> bool:
+    """Whether an object is a data frame that each worker has memory for."""
+    if type(frame).__name__ != "DataFrame":
+        return False
+    available = available_memory()
+    return available is None or frame.memory_usage().sum() <= available // MEMORY_SHARE
 
 
 def _column(site: Site, node: ast.expr, frame: str) -> str:

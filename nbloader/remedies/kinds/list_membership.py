@@ -12,25 +12,33 @@ from nbloader.remedies.site import Edit, Site
 
 MANY = 20
 """Number of items from which a set is faster than a list in any case."""
-SETS = '''\
-_sets = {}
-
-def set_of(values):
-    """The values as a set, made once per process."""
-    key = id(values), len(values)
-    if key not in _sets:
-        _sets[key] = values, frozenset(values)
-    return _sets[key][1]
-'''
-POSITIONS = '''\
+PLAIN = (str, bytes, int, np.integer)
+"""Types of which equal values have the same hash, and so do tuples of them."""
+HELPER = '''\
 _positions = {}
 
-def positions_of(values):
-    """The first position of each value, found once per process."""
+def positions_of(values, value):
+    """The first position of each item of a list, found once per process; no items if the value has no place in a dict.
+
+    Objects such as tensors can be equal to an item, but are not found in a dict.
+    """
+    parts = value if type(value) is tuple else (value,)
+    if not all(isinstance(part, (str, bytes, int, NUMPY.integer)) for part in parts):
+        return None
     key = id(values), len(values)
     if key not in _positions:
-        _positions[key] = values, {value: n for n, value in reversed(list(enumerate(values)))}
+        _positions[key] = values, {item: n for n, item in reversed(list(enumerate(values)))}
     return _positions[key][1]
+
+def contains(values, value):
+    """Whether a value is in a list."""
+    positions = positions_of(values, value)
+    return value in (values if positions is None else positions)
+
+def position_of(values, value):
+    """The first position of a value in a list."""
+    positions = positions_of(values, value) or {}
+    return positions[value] if value in positions else values.index(value)
 '''
 
 
@@ -43,28 +51,27 @@ class ListMembership:
         """See `Remedy`."""
         edits: list[Edit] = []
         found: list[_Lookup] = []
+        inside: set[ast.AST] = set()
         for node in site.nodes:
-            lookup = _lookup(site, node)
+            lookup = None if node in inside else _lookup(site, node)
             if lookup is None:
                 continue
             found.append(lookup)
-            container = site.text(lookup.container)
-            if not lookup.helper:  # a display of constants
-                edits.append(Edit(lookup.container, f"{{{container[1:-1].strip()}}}"))
-            elif isinstance(node, ast.Call):
-                edits.append(Edit(node, f"positions_of({container})[{site.text(node.args[0])}]"))
-            else:
-                edits.append(Edit(lookup.container, f"set_of({container})"))
+            inside |= set(ast.walk(node))
+            edits.append(
+                Edit(lookup.node, f"{lookup.function}({site.text(lookup.container)}, {site.text(lookup.value)})")
+            )
         if not found:
             return []
+        np = site.module("numpy", "np")
         longest = max(found, key=lambda lookup: lookup.length)
-        name = site.text(longest.container) if longest.helper else "a list"
+        name, kind = site.text(longest.container), longest.kind
         return [
             Proposal(
                 why=f"A value is looked up in {name}, and so compared with each of {longest.length:,} items.",
-                instead=f"Look it up in a {longest.kind}, made in __init__, or once per process as below.",
+                instead=f"Look it up in a {kind}, made in __init__, or once as below if no item is replaced.",
                 code=site.rewritten(*edits),
-                helper="\n\n".join(dict.fromkeys(lookup.helper for lookup in found if lookup.helper)),
+                helper=f"{np.helper}\n\n{HELPER.replace('NUMPY', np.name)}".lstrip(),
                 short=f"Look values up in a {longest.kind} instead of a list",
             )
         ]
@@ -73,26 +80,26 @@ class ListMembership:
 class _Lookup(NamedTuple):
     """A value is looked up in a list."""
 
+    node: ast.expr
     container: ast.expr
+    value: ast.expr
     length: int
     kind: str
     """What to use instead, such as "set"."""
-    helper: str
-    """See `Proposal`; "" if the list is written out."""
+    function: str
+    """What to call instead, of `HELPER`, with "not" if that is needed."""
 
 
 def _lookup(site: Site, node: ast.AST) -> _Lookup | None:
     if isinstance(node, ast.Compare) and len(node.ops) == 1 and isinstance(node.ops[0], (ast.In, ast.NotIn)):
-        container, kind, helper = node.comparators[0], "set", SETS
+        container, value, kind = node.comparators[0], node.left, "set"
+        function = "contains" if isinstance(node.ops[0], ast.In) else "not contains"
     elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and _is_index(node):
-        container, kind, helper = node.func.value, "dict", POSITIONS
+        container, value, kind, function = node.func.value, node.args[0], "dict", "position_of"
     else:
         return None
-    if isinstance(container, (ast.List, ast.Tuple)):
-        plain = kind == "set" and all(isinstance(item, ast.Constant) for item in container.elts)
-        return _Lookup(container, len(container.elts), kind, "") if plain and len(container.elts) >= MANY else None
     values = site.target(container)
-    return _Lookup(container, len(values), kind, helper) if _is_list(values) else None
+    return _Lookup(node, container, value, len(values), kind, function) if _is_list(values) else None
 
 
 def _is_index(call: ast.Call) -> bool:
@@ -100,10 +107,13 @@ def _is_index(call: ast.Call) -> bool:
 
 
 def _is_list(values: Any) -> bool:
-    """Whether values are a long list whose items can be in a set."""
+    """Whether values are a long list, and a set with the items answers as the list does."""
     if not isinstance(values, (list, tuple)) or len(values) < MANY:
         return False
-    return isinstance(values[0], (str, bytes, int, float, tuple, np.generic))
+    kinds = {type(item) for item in values}
+    if tuple in kinds:
+        kinds |= {type(part) for item in values if type(item) is tuple for part in item}
+    return all(issubclass(kind, PLAIN) for kind in kinds - {tuple})
 
 
 REMEDY = ListMembership()

@@ -17,6 +17,8 @@ OPENED = (
     "sqlite3.connect",
 )
 """What each worker can keep open. Processes that are forks of each other must not share it, so it is opened in each."""
+SHARED_BY_THREADS = ("lmdb.open",)
+"""What threads may share, and what a process may not open twice. Of all others, each thread opens its own."""
 
 
 class OpenedEachTime:
@@ -31,17 +33,22 @@ class OpenedEachTime:
         if not calls:
             return []
         function = site.text(calls[0].func)
+        calls = [call for call in calls if site.text(call.func) == function]
         managed = {id(item.context_expr) for node in site.body if isinstance(node, ast.With) for item in node.items}
         tools, os_, context = (
             site.module("functools", "functools"),
             site.module("os", "os"),
             site.module("contextlib", "contextlib"),
         )
-        imports = "\n".join(part.helper for part in (tools, os_, context) if part.helper)
+        modules, worker = [tools, os_, context], f"{os_.name}.getpid()"
+        if calls[0] not in site.calls(*SHARED_BY_THREADS, anywhere=True):
+            threads = site.module("threading", "threading")
+            modules, worker = [*modules, threads], f"({worker}, {threads.name}.get_ident())"
+        imports = "\n".join(part.helper for part in modules if part.helper)
         helper = (
-            f"{imports}\n\n@{tools.name}.lru_cache(maxsize=8)\ndef opened_in(process, *args, **kwargs):\n"
+            f"{imports}\n\n@{tools.name}.lru_cache(maxsize=64)\ndef opened_in(worker, *args, **kwargs):\n"
             f"    return {function}(*args, **kwargs)\n\n"
-            f"def kept_open(*args, **kwargs):\n    return opened_in({os_.name}.getpid(), *args, **kwargs)\n"
+            f"def kept_open(*args, **kwargs):\n    return opened_in({worker}, *args, **kwargs)\n"
         ).lstrip()
         edits = []
         for call in calls:

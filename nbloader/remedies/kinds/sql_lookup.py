@@ -10,26 +10,32 @@ from nbloader.remedies.remedy import Proposal
 from nbloader.remedies.site import Edit, Site
 
 QUERY = re.compile(
-    r"\s*select\s+(?P<columns>[\w\s,]+?|\*)\s+from\s+(?P<table>\w+)\s+where\s+(?P<key>\w+)\s*=\s*\?\s*(limit\s+1\s*)?;?\s*",
+    r"\s*select\s+(?P<columns>[\w\s,]+?|\*)\s+from\s+(?P<table>\w+)\s+where\s+(?P<key>\w+)\s*=\s*\?\s*(?P<limit>limit\s+1\s*)?;?\s*",
     re.IGNORECASE,
 )
 HELPER = '''\
 _tables = {}
+_largest = 200_000_000  # bytes of a database whose table is read into memory
 
 def rows_where(database, columns, table, key, value):
     """The rows of a table with a value in a column. The table is read once per process."""
-    file = database.execute("PRAGMA database_list").fetchone()[2] or id(database)
+    file = database.execute("PRAGMA database_list").fetchone()[2]
     name = file, columns, table, key
     if name not in _tables:
         rows = {}
-        for found, *row in database.execute(f"SELECT {key}, {columns} FROM {table}").fetchall():
-            rows.setdefault(found, []).append(tuple(row))
+        pages, size = (database.execute(f"PRAGMA {one}").fetchone()[0] for one in ("page_count", "page_size"))
+        rules = database.execute("SELECT 1 FROM sqlite_master WHERE sql LIKE '%collate%'").fetchone()
+        if file and not rules and pages * size <= _largest:
+            for found, *row in database.execute(f"SELECT {key}, {columns} FROM {table}").fetchall():
+                rows.setdefault(found, []).append(tuple(row))
         _tables[name] = rows
-    return _tables[name].get(value, [])
+    if value is not None and value in _tables[name]:
+        return _tables[name][value]
+    return database.execute(f"SELECT {columns} FROM {table} WHERE {key} = ?", (value,)).fetchall()
 '''
 WHY = "Each sample is a query of its own, which reads the whole table if {key} has no index."
 INDEX = "Create an index once, if there is none: CREATE INDEX {table}_{key} ON {table} ({key})."
-TABLE = " If each worker has memory for the table, read it once per worker, as below."
+TABLE = " If each worker has memory for the table, read it once per worker, as below. Later changes are not seen."
 
 
 class SqlLookup:
@@ -48,6 +54,8 @@ class SqlLookup:
             names = query.groupdict()
             why, index = WHY.format(**names), INDEX.format(**names)
             fetched = _fetched(site, call)
+            if names["limit"] and fetched is not None and fetched.func.attr != "fetchone":  # type: ignore[attr-defined]
+                fetched = None
             given = call.args[1] if len(call.args) == 2 else None  # noqa: PLR2004
             if fetched is None or not isinstance(given, (ast.Tuple, ast.List)) or len(given.elts) != 1:
                 return [Proposal(why, index, untried="that would change the database")]
