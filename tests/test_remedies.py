@@ -953,6 +953,7 @@ CONSTANTS = {
             table[name] = position  # slow
         return table[self.names[i]], i""",
     ),
+    "of what __init__ has filled": ("computed-each-time", "w = sorted(self.filled)  # slow\nreturn w[0] + i"),
     "a sorted list": ("computed-each-time", "return sorted(self.names)[i], i  # slow"),
     "with several samples": (
         "read-each-time",
@@ -984,12 +985,28 @@ def constants(tmp_path):
 
     def make(body):
         head = """\
-            import copy, csv, json, random
+            import copy, csv, json, queue, random
             import numpy as np
+            BAD = []
+            class Sampler:
+                def __init__(self, gen):
+                    self.gen = gen
+                def draw(self, n):
+                    return self.gen.normal(size=n)
             class Data:
                 def __init__(self, path):
                     self.path, self.size, self.n, self.names = path, (5, 4), 8, [f"name {n}" for n in range(50)]
                     self.numbers = list(range(50))
+                    self.gen = np.random.default_rng(0)
+                    self.sampler = Sampler(np.random.default_rng(0))
+                    self.stream, self.several, self.queue = iter(range(99)), {"a": iter(range(99))}, queue.Queue()
+                    self.table, self.refilled, self.filled = [0] * 99, [3, 1, 2], []
+                    self._fill()
+                def _fill(self):
+                    self.filled.append(3)
+                    self.filled.append(1)
+                def refill(self):
+                    self.refilled.append(0)
                 @property
                 def lengths(self):
                     return [self.n]
@@ -1032,6 +1049,21 @@ def test_what_does_not_depend_on_the_index_is_done_once(case, constants):
         "return sorted([self.names, i])",
         "w = copy.deepcopy(self.names)\nself.fill(w, i)\nreturn w[i]",  # its own for each sample
         "return fill(np.zeros(self.n), i)",
+        "w = self.gen.normal(size=1000)\nreturn w + i",
+        "g = self.gen\nw = g.normal(size=1000)\nreturn w + i",
+        "w = self.sampler.draw(1000)\nreturn w + i",  # an object with a generator
+        "w = next(self.stream)\nreturn w + i",
+        "w = list(self.stream)\nreturn w[0] + i",
+        "w = next(self.several['a'])\nreturn w + i",
+        "w = self.queue.get()\nreturn w + i",
+        "source = self.queue\nw = source.get(timeout=1)\nreturn w + i",
+        "w = self.names.pop()\nreturn w, i",
+        "if i % 7 == 3:\n    self.names.append(i)\nw = sorted(self.names)\nreturn w[0], i",
+        "names = self.names\nnames.append(i)\nw = sorted(self.names)\nreturn w[0], i",
+        "self.table[i] += 1\nif i:\n    w = sorted(self.table)\n    i += w[0]\nreturn i",
+        "random.shuffle(self.names)\nw = ' '.join(sorted(self.names))\nreturn w[0], i",
+        "w = sorted(self.refilled)\nreturn w[0] + i",  # another method changes it
+        "BAD.append(i)\nw = sorted(BAD)\nreturn w[0] + i",
     ],
 )
 def test_what_is_not_the_same_for_all_samples_is_left_alone(body, constants):
@@ -1657,9 +1689,10 @@ def test_a_cache_whose_calls_raise_has_no_gain_and_is_said_to_raise(monkeypatch)
 
 
 OPENED = """\
-    import random, sqlite3
+    import itertools, random, sqlite3
     class Rows:
         def __init__(self):
+            self.numbers, self.rest = itertools.count(), [1, 2, 3]
             self.con = sqlite3.connect(":memory:")
             self.lines = (text for text in "ab")
         def __getitem__(self, i):
@@ -1678,6 +1711,8 @@ OPENED = """\
         ("row = con.execute('SELECT ?', (i,)).fetchone()[0]", 0),
         ("row = self.con.execute('SELECT ?', (i,)).fetchone()[0]", 0),
         ("row = len(next(self.lines)) + i", 0),
+        ("row = next(self.numbers) + len(str(i))", 0),
+        ("row = self.rest.pop() + len(str(i))", 0),
         ("row = sqlite3.connect(':memory:').execute('SELECT ?', (i,)).fetchone()[0]", 1),
     ],
 )

@@ -8,14 +8,11 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from nbloader.remedies import flow
+from nbloader.remedies.changes import changed_by_class, changed_in_place, is_change, root_of
 from nbloader.remedies.moved import Arguments, are_whole_lines, text_of
 from nbloader.remedies.remedy import Proposal
 from nbloader.remedies.site import Edit, Node, Site
 
-CHANGES = frozenset(
-    {"append", "extend", "insert", "add", "update", "remove", "pop", "clear", "sort", "reverse", "fill", "setdefault"}
-)
-"""Methods that change their object. Those of tensors whose names end with "_" do so, too."""
 CHEAP = frozenset({"len", "int", "float", "str", "range", "isinstance", "getattr", "min", "max", "super", "type"})
 """Built-in functions whose calls take next to no time."""
 ITERATORS = frozenset({
@@ -34,7 +31,7 @@ _computed = {}
 
 def computed_once(function, *values):
     """What a function returns for some values, computed once per process."""
-    key = function, *(value if isinstance(value, (int, float, str)) else id(value) for value in values)
+    key = function, *((type(one), one) if isinstance(one, (int, float, str)) else id(one) for one in values)
     if key not in _computed:
         _computed[key] = function(*values), values  # objects that are kept alive keep their ids
     return _computed[key][0]
@@ -156,7 +153,8 @@ def _called(node: ast.Call) -> str:
 
 def _fixed(site: Site, body: Sequence[ast.stmt]) -> list[ast.stmt]:
     """Return the statements that do the same for all samples: they read only globals, attributes and each other."""
-    fixed = [stmt for stmt in body if flow.can_move(site, [stmt])]
+    changed = changed_by_class(site)
+    fixed = [stmt for stmt in body if flow.can_move(site, [stmt]) and not changed.is_read(site, stmt)]
     while True:
         others = [stmt for stmt in body if stmt not in fixed]
         varying = {*flow.parameters(site), *(name for stmt in others for name in _changed(stmt))} - {_instance(site)}
@@ -192,6 +190,7 @@ def _expressions(site: Site, slow: ast.stmt) -> Iterator[Constant]:
     What a loop iterates over counts for all lines of the loop.
     """
     local = {*flow.parameters(site), *flow.assigned(flow.statements(site)), *_bound(slow)} - {_instance(site)}
+    changed = changed_by_class(site)
     opened, modified = _opened(site, slow, local), set(_modified(site.tree))
     waiting: list[tuple[ast.AST, ast.AST]] = [(slow, slow)]
     while waiting:
@@ -206,14 +205,14 @@ def _expressions(site: Site, slow: ast.stmt) -> Iterator[Constant]:
             used_up = _is_iterator(node) or (isinstance(node, ast.Name) and bool(handle))
             fixed = (local - set(_bound(node)) - {handle}).isdisjoint(read) and not _uses_whole(site, node)
             returned = isinstance(parent, (ast.Return, ast.Tuple)) and not handle
-            method = isinstance(parent, ast.Attribute) and _is_change(parent.attr)
+            method = isinstance(parent, ast.Attribute) and is_change(parent.attr)
             shared = method or not modified.isdisjoint(flow.assigned([site.statement(node)]))
             computes = bool(handle) or _computes(node)
             if (
                 fixed
                 and computes
                 and (loops or not used_up)
-                and not (returned or shared or own)
+                and not (returned or shared or own or changed.is_read(site, node))
                 and flow.can_move(site, [node])
             ):
                 yield Constant((node,), (), opened.get(handle), used_up)
@@ -255,25 +254,8 @@ def _changed(stmt: ast.stmt) -> list[str]:
 
 def _modified(stmt: ast.AST) -> list[str]:
     """Return the names whose objects some code changes in place."""
-    names = []
-    for node in ast.walk(stmt):
-        base: ast.AST | None = node.target if isinstance(node, ast.AugAssign) else None
-        if isinstance(node, (ast.Subscript, ast.Attribute)) and isinstance(node.ctx, (ast.Store, ast.Del)):
-            base = node.value
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            base = node.func.value if _is_change(node.func.attr) else None
-        elif isinstance(node, ast.keyword) and node.arg == "out":
-            base = node.value
-        while isinstance(base, (ast.Subscript, ast.Attribute)):
-            base = base.value
-        if isinstance(base, ast.Name):
-            names.append(base.id)
-    return names
-
-
-def _is_change(method: str) -> bool:
-    """Whether a method of this name changes its object."""
-    return method in CHANGES or (method.endswith("_") and not method.endswith("__"))
+    roots = map(root_of, changed_in_place(stmt))
+    return [root.id for root in roots if root is not None]
 
 
 def _instance(site: Site) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from types import FunctionType, ModuleType
 from typing import Any
 
+from nbloader.remedies.changes import changes_shared, takes_shared
 from nbloader.remedies.site import UNKNOWN, Site
 from nbloader.workers.reachable import is_generator, reachable
 
@@ -19,7 +20,7 @@ RANDOM = re.compile(
 )
 """Names that stand for something that is not the same in each epoch, or for output. A trial finds what they miss."""
 MAX_OBJECTS = 300
-"""Maximum number of objects of a callable in which names are looked for."""
+"""Maximum number of objects in which generators and names are looked for."""
 LEAVES = (ast.Return, ast.Yield, ast.YieldFrom, ast.Await, ast.Global, ast.Nonlocal, ast.AsyncFor, ast.AsyncWith)
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
@@ -85,12 +86,8 @@ def can_move(site: Site, nodes: Sequence[ast.AST]) -> bool:
     for node in inside(nodes):
         if isinstance(node, LEAVES) or (isinstance(node, ast.Name) and node.id in ("super", "__class__", "locals")):
             return False
-        if isinstance(node, (ast.Attribute, ast.Subscript)) and isinstance(node.ctx, (ast.Store, ast.Del)):
-            base = node.value
-            while isinstance(base, (ast.Attribute, ast.Subscript)):
-                base = base.value
-            if isinstance(base, ast.Name) and base.id == site.instance:
-                return False
+    if any(changes_shared(site, node) or takes_shared(site, node) for node in nodes):
+        return False
     return not is_random(site, nodes)
 
 
@@ -102,15 +99,16 @@ def is_random(site: Site, nodes: Sequence[ast.AST]) -> bool:
         if RANDOM.search(node.id if isinstance(node, ast.Name) else node.attr):
             return True
         target = site.target(node)
-        known = target is not UNKNOWN and not isinstance(target, (ModuleType, type))
-        if known and callable(target) and _draws(target):
+        if target is UNKNOWN or isinstance(target, (ModuleType, type)):
+            continue
+        if _draws(target) if callable(target) else any(map(is_generator, _parts(target))):
             return True
     return False
 
 
 def _draws(function: Any) -> bool:
     """Whether something that can be called refers to a generator, or to names of `RANDOM`."""
-    for part in itertools.islice(reachable(function), MAX_OBJECTS):
+    for part in _parts(function):
         if is_generator(part):
             return True
         if isinstance(part, type) and RANDOM.search(part.__name__):
@@ -118,3 +116,8 @@ def _draws(function: Any) -> bool:
         if isinstance(part, FunctionType) and any(map(RANDOM.search, part.__code__.co_names)):
             return True
     return False
+
+
+def _parts(obj: Any) -> Iterator[Any]:
+    """Return the nearest objects that an object refers to, itself included."""
+    return itertools.islice(reachable(obj), MAX_OBJECTS)
