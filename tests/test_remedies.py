@@ -20,6 +20,7 @@ import threading
 import time
 import types
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -302,6 +303,29 @@ def test_a_whole_table_is_no_argument_of_a_cached_function(tmp_path):
         owner.frame = pd.DataFrame({"item": np.arange(rows) % 10, "x": np.arange(rows)})
         found = proposals("same-each-epoch", type(owner).__getitem__, owner=owner, facts=facts)
         assert any("frame" in proposal.helper.partition(":\n")[0] for proposal in found) == cached
+
+
+@pytest.mark.parametrize(
+    ("make", "cached"),
+    [
+        (lambda: [np.zeros(10)] * 3, True),
+        (lambda: [np.zeros(10_000) for _n in range(3)], False),
+        (lambda: {n: torch.zeros(10_000) for n in range(4)}, False),
+        (lambda: types.SimpleNamespace(rows=(np.zeros(20_000),)), False),
+    ],
+)
+def test_large_items_of_a_container_are_no_argument_of_a_cached_function(make, cached, tmp_path):
+    source = """\
+        class Tables:
+            def __getitem__(self, i):
+                part = sorted(map(str, [self.tables, i]))
+                return part
+        f = Tables
+        """
+    owner = defined(tmp_path, source)()
+    owner.tables = make()
+    found = proposals("same-each-epoch", type(owner).__getitem__, owner=owner, facts=Facts(samples=100, nbytes=1000))
+    assert any("tables" in proposal.helper for proposal in found) == cached
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")  # PIL; files that are left open
@@ -954,6 +978,11 @@ CONSTANTS = {
         return table[self.names[i]], i""",
     ),
     "of what __init__ has filled": ("computed-each-time", "w = sorted(self.filled)  # slow\nreturn w[0] + i"),
+    "of a global variable": ("computed-each-time", "w = np.hanning(SIZE)  # slow\nreturn w, i"),
+    "of a setting of self": ("computed-each-time", "w = np.hanning(self.settings.size)  # slow\nreturn w, i"),
+    "of a global setting": ("computed-each-time", "w = np.hanning(SETTINGS['size'])  # slow\nreturn w, i"),
+    "of an attribute of a class": ("computed-each-time", "w = np.hanning(Settings.size)  # slow\nreturn w, i"),
+    "of an attribute of a module": ("computed-each-time", "w = np.hanning(module.size)  # slow\nreturn w, i"),
     "a sorted list": ("computed-each-time", "return sorted(self.names)[i], i  # slow"),
     "with several samples": (
         "read-each-time",
@@ -985,9 +1014,13 @@ def constants(tmp_path):
 
     def make(body):
         head = """\
-            import copy, csv, json, queue, random
+            import copy, csv, json, queue, random, types
             import numpy as np
-            BAD = []
+            SIZE, SETTINGS, BAD = 8, {"size": 8}, []
+            class Settings:
+                size = 8
+            module = types.ModuleType("settings")
+            module.size = 8
             class Sampler:
                 def __init__(self, gen):
                     self.gen = gen
@@ -997,6 +1030,7 @@ def constants(tmp_path):
                 def __init__(self, path):
                     self.path, self.size, self.n, self.names = path, (5, 4), 8, [f"name {n}" for n in range(50)]
                     self.numbers = list(range(50))
+                    self.settings = types.SimpleNamespace(size=8)
                     self.gen = np.random.default_rng(0)
                     self.sampler = Sampler(np.random.default_rng(0))
                     self.stream, self.several, self.queue = iter(range(99)), {"a": iter(range(99))}, queue.Queue()
@@ -1032,7 +1066,27 @@ def test_what_does_not_depend_on_the_index_is_done_once(case, constants):
     for _epoch in range(2):
         assert difference(expected, [new(owner, i) for i in (0, 1, 2)]).equal
     owner.n, owner.size, owner.names = 6, (2, 3), owner.names[:30]
+    names = function.__globals__
+    names["SIZE"] = names["SETTINGS"]["size"] = names["Settings"].size = names["module"].size = owner.settings.size = 6
     assert difference([function(owner, i) for i in (0, 1)], [new(owner, i) for i in (0, 1)]).equal, "of another value"
+
+
+def test_equal_values_of_other_types_are_computed_apart(constants):
+    owner = constants("w = sorted([self.n, self.n])\nreturn w[0], i")
+    function = type(owner).__getitem__
+    (proposal,) = proposals("computed-each-time", function, owner=owner)
+    new = rewritten(function, proposal)
+    for owner.n in (1, 1.0, True):
+        assert type(new(owner, 0)[0]) is type(owner.n)
+
+
+@pytest.mark.parametrize("name", ["computed-each-time", "read-each-time"])
+def test_what_is_kept_is_left_out_if_the_samples_differ(name, constants):
+    owner = constants(CONSTANTS["a window" if name == "computed-each-time" else "with several samples"][1])
+    proposal = proposals(name, type(owner).__getitem__, owner=owner)[0]
+    found = RemedyResult(line_of(type(owner).__getitem__, 1), name, proposal, 4, Cost(1.0, 0.0), Cost(0.1, 0.0))
+    assert found.helps
+    assert not replace(found, difference=difference(np.zeros(3), np.full(3, 1e-9))).helps
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,8 @@ class Constant(NamedTuple):
             short: See `Proposal`.
         """
         nodes = [*self.nodes, *([] if self.opened is None else [self.opened.context_expr])]
-        given = Arguments(site, nodes, set(site.function.__code__.co_freevars), by_contents=False)
+        available = {*site.function.__code__.co_freevars, *flow.global_values(site, nodes)}
+        given = Arguments(site, nodes, available, by_contents=False)
         if given.impossible:
             return None
         names = given.names_with([])
@@ -96,7 +97,9 @@ class Constant(NamedTuple):
             code = site.rewritten(Edit(value, call))
         body_text = text.replace("\n", "\n    ")
         helper = f"{ONCE}\ndef {self.name}({', '.join(names)}):\n    {body_text}\n"
-        return Proposal(why, instead, code, helper, must_help=True, short=short, shortens_waits=True)
+        return Proposal(
+            why, instead, code, helper, must_help=True, must_be_equal=True, short=short, shortens_waits=True
+        )
 
 
 def constant_parts(site: Site) -> Iterator[Constant]:

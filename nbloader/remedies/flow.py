@@ -6,9 +6,10 @@ import ast
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from types import FunctionType, ModuleType
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
+from nbloader.cache.code_names import global_names
 from nbloader.remedies.changes import changes_shared, takes_shared
 from nbloader.remedies.site import UNKNOWN, Site
 from nbloader.workers.reachable import is_generator, reachable
@@ -79,6 +80,13 @@ def always_assigned(body: Sequence[ast.stmt]) -> set[str]:
         elif isinstance(node, ast.If):
             found |= always_assigned(node.body) & always_assigned(node.orelse)
     return found
+
+
+def global_values(site: Site, nodes: Sequence[ast.AST]) -> list[str]:
+    """Return the global variables that nodes read, except modules, classes and functions."""
+    names = set(read(nodes)) & set(global_names(site.function.__code__)) & site.function.__globals__.keys()
+    named = (ModuleType, type, FunctionType, BuiltinFunctionType)
+    return sorted(name for name in names if not isinstance(site.function.__globals__[name], named))
 
 
 def can_move(site: Site, nodes: Sequence[ast.AST]) -> bool:

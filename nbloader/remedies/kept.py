@@ -27,10 +27,10 @@ def keep_results(
         return []
     if all(id(call) in (members := members_of(site)) for call in calls):
         proposals = _keep_members(site, [members[id(call)] for call in calls], why, instead, kept)
-        return [proposal._replace(short=short, shortens_waits=True) for proposal in proposals]
+        return [proposal._replace(short=short, shortens_waits=True, must_be_equal=True) for proposal in proposals]
     name, helper = _keeper(site, calls[0], kept, "*args, **kwargs", "{}(*args, **kwargs)")
     code = site.rewritten(*(Edit(call.func, name) for call in calls))
-    return [Proposal(why, instead, code, helper, short=short, shortens_waits=True)]
+    return [Proposal(why, instead, code, helper, must_be_equal=True, short=short, shortens_waits=True)]
 
 
 def members_of(site: Site) -> dict[int, ast.Subscript]:

@@ -8,14 +8,17 @@ import os
 import sys
 import textwrap
 from collections.abc import Sequence
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
+from nbloader._util.attributes import attributes_of
 from nbloader.cache.digest import DigestError, Walk
+from nbloader.cache.owner import is_users_module
 from nbloader.remedies import flow
 from nbloader.remedies.site import UNKNOWN, Edit, Node, Site
 
 LONG = 100_000
-"""Size of an array, a table or a list from which it is no argument of what is kept, bytes."""
+"""Size of an array, a table or a list, with its items, from which it is no argument of what is kept, bytes."""
 HANDLES = frozenset({
     "open", "connect", "cursor", "execute", "reader", "DictReader", "iter", "File", "ZipFile", "Dataset", "Session",
     "Popen", "scandir", "Lock", "RLock", "Semaphore", "Condition", "memmap", "mmap",
@@ -56,13 +59,33 @@ def _can_compare(value: Any) -> bool:
     """Whether a value is small, and has contents that can be compared for each sample."""
     if value is UNKNOWN:
         return True
-    if max(sys.getsizeof(value), getattr(value, "nbytes", 0)) > LONG:
+    if _is_long(value):
         return False
     try:
         Walk().visit(value)
     except DigestError:
         return False
     return True
+
+
+def _is_long(value: Any) -> bool:
+    """Whether a value, with the items and attributes in it, is longer than `LONG`."""
+    total, waiting, seen = 0, [value], set()
+    while waiting:
+        obj = waiting.pop()
+        if id(obj) in seen or isinstance(obj, (type, ModuleType, FunctionType, BuiltinFunctionType)):
+            continue
+        seen.add(id(obj))
+        nbytes = getattr(obj, "nbytes", 0) if hasattr(type(obj), "nbytes") else 0
+        total += max(sys.getsizeof(obj), nbytes if isinstance(nbytes, int) else 0)
+        if total > LONG:
+            return True
+        if isinstance(obj, dict):
+            waiting += [*obj, *obj.values()]
+        elif isinstance(obj, (list, tuple, set, frozenset)):
+            waiting += obj
+        waiting += attributes_of(obj).values()
+    return False
 
 
 class Arguments(ast.NodeTransformer):
@@ -108,7 +131,7 @@ class Arguments(ast.NodeTransformer):
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         """Replace `self.path` by `path`."""
         if not self._is_own(node):
-            return self.generic_visit(node)
+            return self._argument(node, node.attr) if self._is_setting(node) else self.generic_visit(node)
         value = self._site.target(node)
         cls = type(self._site.owner)
         if callable(getattr(cls, node.attr, None)):
@@ -129,7 +152,7 @@ class Arguments(ast.NodeTransformer):
         table = own and type(self._site.target(node.value)).__name__ == "DataFrame"
         if own and not table and self._is_known(node.slice):
             return self._argument(node, f"one_of_{ast.unparse(node.value).rpartition('.')[2].strip('_')}")
-        return self.generic_visit(node)
+        return self._argument(node, "setting") if self._is_setting(node) else self.generic_visit(node)
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
         """Replace `self.folder + "/" + name` by a path."""
@@ -160,6 +183,33 @@ class Arguments(ast.NodeTransformer):
         """Whether the value of an expression is known before the code is run."""
         local = [name for name in flow.read([node]) if name in self._site.function.__code__.co_varnames]
         return self._before.issuperset(local)
+
+    def _is_setting(self, node: ast.expr) -> bool:
+        """Whether an expression is a part of something that can get another value, while contents are not compared.
+
+        Examples are `self.config.size`, `CONFIG["size"]` and the attributes of a module or class of the user.
+        """
+        value = UNKNOWN if self._by_contents else self._value_of(node)
+        return value is not UNKNOWN and not callable(value) and not isinstance(value, ModuleType)
+
+    def _value_of(self, node: ast.expr) -> Any:
+        """Return the present value of a variable, or of a part of it, without running code; `UNKNOWN` if not known."""
+        if isinstance(node, ast.Name):
+            return self._site.owner if node.id == self._instance else self._site.target(node)
+        if isinstance(node, ast.Attribute):
+            base = self._value_of(node.value)
+            if not isinstance(base, (ModuleType, type)):
+                return attributes_of(base).get(node.attr, UNKNOWN)
+            module = base if isinstance(base, ModuleType) else sys.modules.get(base.__module__)
+            changes = module is None or is_users_module(module)
+            return vars(base).get(node.attr, UNKNOWN) if changes else UNKNOWN
+        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+            base, key = self._value_of(node.value), node.slice.value
+            if type(base) is dict or (
+                type(base) in (list, tuple) and type(key) is int and -len(base) <= key < len(base)
+            ):
+                return base.get(key, UNKNOWN) if type(base) is dict else base[key]
+        return UNKNOWN
 
     def _is_own(self, node: ast.Attribute) -> bool:
         return bool(self._instance) and isinstance(node.value, ast.Name) and node.value.id == self._instance

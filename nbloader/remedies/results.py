@@ -83,7 +83,7 @@ class RemedyResult:
         p = self.proposal
         if not self.samples:
             return not self.problem or not (p.loop or p.saves == "later" or p.must_help)
-        if p.saves == "later" and not self.difference.equal:
+        if (p.saves == "later" or p.must_be_equal) and not self.difference.equal:
             return False  # it depends on random numbers
         if p.loop and not self.keeps_values:
             return False
