@@ -1234,9 +1234,72 @@ def test_a_python_loop_over_numbers_becomes_one_of_arrays(case, tmp_path):
     assert any(one.equal for one in same) or min(one.largest for one in same if not one.problem) < 1e-12
 
 
+EDGES = {
+    "repeated places": (
+        "out = np.zeros(3)\nfor j in x[0]:\n    out[j] += x[1][j]\nreturn out",
+        [([1, 1, 0], [2, 3, 4]), ([], [2]), ([2], [1, 1, 1])],
+    ),
+    "subtracted": (
+        "out = np.zeros(3)\nfor i, j in enumerate(x):\n    out[j] -= i + 1\nreturn out", [[1, 1, 0], [], [-1, 2, 2]],
+    ),
+    "negative places": (
+        "out = np.zeros(3)\nfor i in range(-2, x):\n    out[i] += i\nreturn out", [3, 2, 1],
+    ),
+    "one place for a row": (
+        "out = np.zeros(3)\nfor i in range(len(x)):\n    for j in range(3):\n        out[j] += 1\nreturn out",
+        [[1, 2], [1], []],
+    ),
+    "rows of several lengths": (
+        "s = 0\nfor i in range(len(x)):\n    for j in x[i]:\n        s += j * 2.0 + i\nreturn s",
+        [[[1, 2], [3]], [[1, 2, 3], [4, 5, 6]], []],
+    ),
+    "a place that moves": (
+        "out = np.zeros(3)\nfor i in range(len(x)):\n    i = i // 2\n    out[i] += x[i]\nreturn out", [[1, 2, 3, 4]],
+    ),
+    "lists of several lengths": (
+        "out = []\nfor a, b in zip(x[0], x[1]):\n    out.append(a * b)\nreturn out",
+        [([2], [1, 2, 3]), ([1, 2], [3]), ([], [1])],
+    ),
+    "numbered pairs": (
+        "out = np.zeros(9)\nfor i, (a, b) in enumerate(zip(x[0], x[1])):\n    out[i] += a * b\nreturn out",
+        [([2], [1, 2, 3]), ([1, 2], [3, 4])],
+    ),
+    "places in an empty list": (
+        "out = np.zeros(9)\nfor i in range(len(x)):\n    out[i] = x[x[i]]\nreturn out", [[0, 2, 1], []],
+    ),
+    "places in a comprehension": (
+        "table = np.arange(5.0)\nreturn np.array([table[v] for v in x], float)", [[0, 3], []],
+    ),
+}  # fmt: skip
+"""Loops, and values that differ in what matters to them."""
+
+
+@pytest.mark.parametrize("case", EDGES)
+def test_a_loop_of_arrays_is_right_for_repeated_places_and_for_lists_of_any_length(case, tmp_path):
+    body, values = EDGES[case]
+    function = defined(tmp_path, f"import numpy as np\ndef f(x):\n{textwrap.indent(body, '    ')}\n")
+    codes = [rewritten(function, proposal) for proposal in proposals("python-loop", function)]
+    right = [all(difference(function(x), new(x)).equal for x in values) for new in codes]
+    assert any(right)
+
+
+@pytest.mark.parametrize("line", ["s += v * v", "s += int(v) ** 2"])
+def test_loops_over_integers_come_with_the_size_of_those_of_numpy(line, tmp_path):
+    function = defined(
+        tmp_path, f"import numpy as np\ndef f(x):\n    s = 0\n    for v in x:\n        {line}\n    return s"
+    )
+    assert all("64 bits" in proposal.instead for proposal in proposals("python-loop", function))
+
+
 @pytest.mark.parametrize(
     ("body", "found"),
     [
+        ("z = [0] * 9\nfor i in range(len(x)):\n    if x[i] > 2:\n        z[x[i]] = i * 2\nreturn z", 0),
+        ("s = 0\nfor i in range(len(x)):\n    s += x[i] ** 5\nreturn s", 0),
+        ("s = 0\nfor v in x:\n    s += 1 << v\nreturn s", 0),
+        ("s = 1\nfor v in x:\n    s *= v\nreturn s", 0),
+        ("return [v ** v for v in x]", 0),
+        ("s = 0\nfor i, v in enumerate(draw()):\n    s += i * v\nreturn s", 0),
         ("for row in x:\n    print(row)\nreturn x", 0),
         ("return [v.strip() + 'a' for v in x]", 0),
         ("return [v + [0] for v in x]", 0),

@@ -20,11 +20,10 @@ MATH = frozenset({
 })  # fmt: skip
 """Functions of `math` that NumPy has with the same name."""
 RENAMED = {
-    "atan2": "arctan2", "asin": "arcsin", "acos": "arccos", "atan": "arctan", "pow": "power", "abs": "abs",
-    "min": "minimum", "max": "maximum",
+    "atan2": "arctan2", "asin": "arcsin", "acos": "arccos", "atan": "arctan", "abs": "abs", "min": "minimum",
+    "max": "maximum",
 }  # fmt: skip
 CASTS = {"int": "int64", "float": "float64", "bool": "bool"}
-REDUCED = {ast.Add: "sum", ast.Mult: "prod"}
 FOLDS = {"sum": "sum", "max": "max", "min": "min", "any": "any", "all": "all"}
 
 
@@ -40,6 +39,8 @@ class Range(NamedTuple):
     """An expression of an array."""
     axis: int | None
     """The axis of the values, of one-dimensional ones; None if they have all axes."""
+    is_position: bool = False
+    """Whether the values are non-negative integers of which each occurs once."""
 
 
 def vectorized_loop(loop: ast.For, np: str, item: str = "") -> str:
@@ -57,19 +58,20 @@ def vectorized_loop(loop: ast.For, np: str, item: str = "") -> str:
     body: list[ast.stmt] = [loop]
     axes = 0
     while len(body) == 1 and isinstance(body[0], ast.For):
-        if body[0].orelse:
+        if body[0].orelse or any(one.axis is None for one in ranges):
             raise CannotVectorizeError
-        nested = next(
-            (one for one in ranges if isinstance(body[0].iter, ast.Name) and one.name == body[0].iter.id), None
-        )
-        if nested is not None:  # the elements of the rows of an array
-            ranges = [one for one in ranges if one is not nested]
-            ranges.append(_range(body[0].target, f"{nested.values}", None))
+        used = {node.id for node in ast.walk(body[0].iter) if isinstance(node, ast.Name)}
+        rows = next((one for one in ranges if one.name in used), None)
+        if rows is not None and isinstance(body[0].iter, ast.Name) and rows.axis == axes - 1:
+            ranges.remove(rows)
+            ranges.append(_range(body[0].target, rows.values, None))
+        elif rows is not None:
+            raise CannotVectorizeError  # how often it runs depends on an outer loop
         else:
             ranges += _ranges(body[0].target, body[0].iter, axes, np)
         axes += 1
         body = body[0].body
-    inner = _Elementwise(np, [one.name for one in ranges])
+    inner = _Elementwise(np, ranges)
     lines = []
     for one in ranges:
         spread = "" if axes == 1 or one.axis is None else _spread(one.axis, axes)
@@ -99,27 +101,43 @@ def _ranges(target: ast.expr, values: ast.expr, axis: int, np: str) -> list[Rang
     if isinstance(values, ast.Call) and (values.keywords or any(isinstance(one, ast.Starred) for one in given)):
         raise CannotVectorizeError
     if called == "range":
-        return [_range(target, f"{np}.arange({', '.join(map(ast.unparse, given))})", axis)]
+        found = _range(target, f"{np}.arange({', '.join(map(ast.unparse, given))})", axis)
+        first = given[0] if len(given) == 2 else ast.Constant(0)  # noqa: PLR2004
+        from_zero = isinstance(first, ast.Constant) and len(given) < 3  # noqa: PLR2004
+        return [found._replace(is_position=from_zero)]
     if called in ("enumerate", "zip"):
         parts = target.elts if isinstance(target, ast.Tuple) else []
         if called == "enumerate" and len(parts) == 2 and len(given) == 1:  # noqa: PLR2004
-            inner = ast.unparse(given[0])
-            return [
-                _range(parts[0], f"{np}.arange(len({inner}))", axis), *_ranges(parts[1], given[0], axis, np),
-            ]  # fmt: skip
+            place = _range(parts[0], f"{np}.arange({_length(given[0])})", axis)._replace(is_position=True)
+            return [place, *_ranges(parts[1], given[0], axis, np)]
         if called == "zip" and len(parts) == len(given) > 0:
-            return [one for pair in zip(parts, given, strict=True) for one in _ranges(*pair, axis, np)]
+            shortest = f"[:{_length(values)}]"
+            ranges = [one for pair in zip(parts, given, strict=True) for one in _ranges(*pair, axis, np)]
+            return [one._replace(values=one.values + shortest) for one in ranges]
         raise CannotVectorizeError
     return [_range(target, f"{np}.asarray({ast.unparse(values)})", axis)]
 
 
+def _length(values: ast.expr) -> str:
+    """Return the number of items of what a loop iterates over."""
+    for node in ast.walk(values):
+        called = node.func if isinstance(node, ast.Call) else None
+        wraps = isinstance(called, ast.Name) and called.id in ("range", "enumerate", "zip", "len")
+        if called is not None and not wraps and getattr(called, "attr", "") != "tolist":
+            raise CannotVectorizeError  # it would be called twice
+    if isinstance(values, ast.Call) and isinstance(values.func, ast.Name) and values.func.id in ("enumerate", "zip"):
+        lengths = list(dict.fromkeys(map(_length, values.args)))
+        return f"min({', '.join(lengths)})" if len(lengths) > 1 else lengths[0]
+    return f"len({ast.unparse(values)})"
+
+
 def _statement(stmt: ast.stmt, inner: _Elementwise, np: str, axes: int) -> list[str]:
     if isinstance(stmt, ast.If):
-        return _condition(stmt, inner, np)
+        return [_condition(stmt, inner, np, axes)]
     if isinstance(stmt, ast.Assign) and len(stmt.targets) == 1:
         return [_assignment(stmt.targets[0], stmt.value, inner, np)]
     if isinstance(stmt, ast.AugAssign):
-        return [_sum(stmt, inner, np)]
+        return [_sum(stmt, inner, np, axes)]
     called = stmt.value if isinstance(stmt, ast.Expr) else None
     appends = isinstance(called, ast.Call) and isinstance(called.func, ast.Attribute) and called.func.attr == "append"
     if isinstance(called, ast.Call) and appends and axes == 1 and len(called.args) == 1:
@@ -136,34 +154,40 @@ def _assignment(target: ast.expr, value: ast.expr, inner: _Elementwise, np: str)
     else:
         text = inner.text(value)
     if isinstance(target, ast.Subscript):
-        return f"{inner.target(target)} = {text}"
+        return f"{ast.unparse(inner.target(target))} = {text}"
     names = target.elts if isinstance(target, ast.Tuple) else [target]
     if not inner.varies(value):
         raise CannotVectorizeError
     for name in names:
         if not isinstance(name, ast.Name):
             raise CannotVectorizeError
-        inner.arrays.add(name.id)
+        inner.assign(name.id)
     return f"{ast.unparse(target)} = " + (text if len(names) == 1 else f"{np}.moveaxis({text}, -1, 0)")
 
 
-def _sum(stmt: ast.AugAssign, inner: _Elementwise, np: str) -> str:
+def _sum(stmt: ast.AugAssign, inner: _Elementwise, np: str, axes: int) -> str:
     """Return what `total += value` or `out[i, j] += value` does."""
     operator = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}.get(type(stmt.op))
     target = stmt.target
     if isinstance(target, ast.Subscript) and operator:
-        found = ast.parse(inner.target(target), mode="eval").body
-        places = target.slice.elts if isinstance(target.slice, ast.Tuple) else [target.slice]
-        if {ast.unparse(place) for place in places} >= set(inner.all.split(", ")):
+        found = inner.target(target)
+        if inner.is_unique(found, axes):
             return f"{ast.unparse(found)} {operator}= {inner.text(stmt.value)}"
-        if operator == "+" and isinstance(found, ast.Subscript):  # a place may occur several times
-            return f"{np}.add.at({ast.unparse(found.value)}, {ast.unparse(found.slice)}, {inner.text(stmt.value)})"
-    if isinstance(target, ast.Name) and type(stmt.op) in REDUCED and target.id not in inner.arrays:
-        return f"{target.id} {operator}= {inner.whole(stmt.value)}.{REDUCED[type(stmt.op)]}(){inner.item}"
+        function = {"+": "add", "-": "subtract"}.get(operator)
+        if function:  # a place may occur several times
+            base, place = found.value, found.slice
+            where = ast.unparse(place)
+            if not inner.has_all_axes(target.slice, axes):
+                places = place.elts if isinstance(place, ast.Tuple) else [place]
+                parts = ", ".join(map(ast.unparse, places))
+                where = f"tuple({np}.broadcast_arrays({parts}, {inner.all})[:{len(places)}])"
+            return f"{np}.{function}.at({ast.unparse(base)}, {where}, {inner.text(stmt.value)})"
+    if isinstance(target, ast.Name) and isinstance(stmt.op, ast.Add) and target.id not in inner.arrays:
+        return f"{target.id} += {inner.whole(stmt.value)}.sum(){inner.item}"
     raise CannotVectorizeError
 
 
-def _condition(stmt: ast.If, inner: _Elementwise, np: str) -> list[str]:
+def _condition(stmt: ast.If, inner: _Elementwise, np: str, axes: int) -> str:
     """Return what `if condition: out[i] = a`, with or without `else: out[i] = b`, does."""
     (first, *more), other = stmt.body, stmt.orelse
     if more or len(other) > 1 or not isinstance(first, ast.Assign) or len(first.targets) != 1:
@@ -172,16 +196,18 @@ def _condition(stmt: ast.If, inner: _Elementwise, np: str) -> list[str]:
     value = inner.text(first.value)
     if not isinstance(target, (ast.Subscript, ast.Name)) or (isinstance(target, ast.Name) and not other):
         raise CannotVectorizeError
-    text = inner.target(target) if isinstance(target, ast.Subscript) else target.id
+    text = target.id if isinstance(target, ast.Name) else ast.unparse(inner.target(target))
     otherwise = text
+    if isinstance(target, ast.Subscript) and not other and not inner.is_unique(inner.target(target), axes):
+        raise CannotVectorizeError  # the last step with a place would decide, also if its condition is false
     if other:
         last = other[0]
         if not isinstance(last, ast.Assign) or ast.unparse(last.targets[0]) != ast.unparse(target):
             raise CannotVectorizeError
         otherwise = inner.text(last.value)
     if isinstance(target, ast.Name):
-        inner.arrays.add(target.id)
-    return [f"{text} = {np}.where({inner.text(stmt.test)}, {value}, {otherwise})"]
+        inner.assign(target.id)
+    return f"{text} = {np}.where({inner.text(stmt.test)}, {value}, {otherwise})"
 
 
 def vectorized_comprehension(node: ast.ListComp | ast.GeneratorExp, np: str) -> str:
@@ -194,7 +220,7 @@ def vectorized_comprehension(node: ast.ListComp | ast.GeneratorExp, np: str) -> 
         raise CannotVectorizeError
     (loop,) = node.generators
     ranges = _ranges(loop.target, loop.iter, 0, np)
-    inner = _Elementwise(np, [one.name for one in ranges], {one.name: one.values for one in ranges})
+    inner = _Elementwise(np, ranges, {one.name: one.values for one in ranges})
     kinds = (ast.BinOp, ast.Subscript, ast.IfExp, ast.Attribute)
     if not inner.varies(node.elt) or not any(isinstance(one, kinds) for one in ast.walk(node.elt)):
         raise CannotVectorizeError
@@ -206,18 +232,24 @@ class _Elementwise(ast.NodeTransformer):
 
     Args:
         np: The name of NumPy.
-        arrays: The names that are arrays.
+        ranges: The variables of the loops.
         values: Expressions to put in place of names.
     """
 
-    def __init__(self, np: str, arrays: list[str], values: dict[str, str] | None = None) -> None:
+    def __init__(self, np: str, ranges: list[Range], values: dict[str, str] | None = None) -> None:
         self._np = np
-        self.arrays = set(arrays)
+        self.arrays = {one.name for one in ranges}
         self._values = values or {}
-        self.all = ", ".join(arrays)
+        self._ranges = {one.name: one for one in ranges}
+        self.all = ", ".join(one.name for one in ranges)
         """The variables of the loops."""
         self.item = ""
         """See `vectorized_loop`."""
+
+    def assign(self, name: str) -> None:
+        """A name is assigned an array of values."""
+        self.arrays.add(name)
+        self._ranges.pop(name, None)
 
     def text(self, node: ast.expr) -> str:
         """Return the expression of arrays."""
@@ -227,14 +259,33 @@ class _Elementwise(ast.NodeTransformer):
         """Return the expression as an array with one element for each step of the loops."""
         return f"{self._np}.broadcast_arrays({self.text(node)}, {self.all})[0]"
 
-    def target(self, node: ast.Subscript) -> str:
+    def target(self, node: ast.Subscript) -> ast.Subscript:
         """Return what is assigned to."""
         if not self.varies(node.slice):
             raise CannotVectorizeError
         found = self.visit_Subscript(copy.deepcopy(node))
-        if isinstance(found, ast.Subscript) and isinstance(found.value, ast.Call):  # asarray: may be a copy of a list
+        if not isinstance(found, ast.Subscript):
+            raise CannotVectorizeError
+        if isinstance(found.value, ast.Call):  # asarray: may be a copy of a list
             found.value = found.value.args[0]
-        return ast.unparse(found)
+        return found
+
+    def is_unique(self, target: ast.Subscript, axes: int) -> bool:
+        """Whether each step of the loops has a place of its own in what is assigned to."""
+        places = target.slice.elts if isinstance(target.slice, ast.Tuple) else [target.slice]
+        counted = {one.axis for place in places if (one := self._counter(place)) is not None}
+        return counted >= set(range(axes))
+
+    def has_all_axes(self, place: ast.expr, axes: int) -> bool:
+        """Whether the place of each step is in an array with the axes of all loops."""
+        read = {one.id for one in ast.walk(place) if isinstance(one, ast.Name)}
+        found = {one.axis for name, one in self._ranges.items() if name in read}
+        return axes == 1 or None in found or found >= set(range(axes))
+
+    def _counter(self, node: ast.AST) -> Range | None:
+        """Return the range of a variable whose values are places, each once; None if a node is no such variable."""
+        found = self._ranges.get(node.id) if isinstance(node, ast.Name) else None
+        return found if found is not None and found.is_position else None
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
         """Replace a variable of a comprehension by its values."""
@@ -250,13 +301,24 @@ class _Elementwise(ast.NodeTransformer):
         base: ast.expr = node
         while isinstance(base, ast.Subscript) and self.varies(base.slice):
             inner = base.slice.elts if isinstance(base.slice, ast.Tuple) else [base.slice]
-            places = [self.visit(one) for one in inner] + places
+            places = [self._place(one) for one in inner] + places
             base = base.value
         if any(isinstance(one, ast.Slice) for one in places):
             raise CannotVectorizeError
         place = places[0] if len(places) == 1 else ast.Tuple(places, ast.Load())
         array = ast.Call(_parsed(f"{self._np}.asarray"), [self.visit(base)], [])
         return ast.Subscript(array, place, node.ctx)
+
+    def _place(self, node: ast.expr) -> ast.expr:
+        """Return a place in an array. What is read from an empty list is an array of floats, which is no place."""
+        known = (ast.BinOp, ast.operator, ast.Name, ast.expr_context, ast.Constant)
+        inner = list(ast.walk(node))
+        read = [one for one in inner if isinstance(one, ast.Name) and one.id in self.arrays]
+        counts = all(self._counter(one) for one in read) and all(isinstance(one, known) for one in inner)
+        found: ast.expr = self.visit(node)
+        if counts or not read or isinstance(node, ast.Slice):
+            return found
+        return ast.Call(ast.Attribute(found, "astype", ast.Load()), [ast.Name("int", ast.Load())], [])
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         """Replace functions of numbers by those of arrays."""
@@ -283,6 +345,14 @@ class _Elementwise(ast.NodeTransformer):
             known = RENAMED.get(name, name) if owner != self._np else name
             return ast.Call(_parsed(f"{self._np}.{known}"), args, [])
         raise CannotVectorizeError
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        """Leave powers of integers alone: integers of Python have any size, those of NumPy have 64 bits."""
+        squared = isinstance(node.right, ast.Constant) and node.right.value in (1, 2, 0.5)
+        grows = isinstance(node.op, ast.LShift) or (isinstance(node.op, ast.Pow) and not squared)
+        if grows and self.varies(node) and not is_float(node.left) and not is_float(node.right):
+            raise CannotVectorizeError
+        return self.generic_visit(node)
 
     def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
         """Replace `a if condition else b`."""
@@ -335,6 +405,18 @@ class _Elementwise(ast.NodeTransformer):
     def varies(self, node: ast.AST) -> bool:
         """Whether some code depends on a variable of the loops."""
         return any(isinstance(one, ast.Name) and one.id in self.arrays for one in ast.walk(node))
+
+
+def is_float(node: ast.expr) -> bool:
+    """Whether the code alone tells that a value is floating point."""
+    if isinstance(node, ast.BinOp):
+        return isinstance(node.op, ast.Div) or is_float(node.left) or is_float(node.right)
+    if isinstance(node, ast.UnaryOp):
+        return is_float(node.operand)
+    if isinstance(node, ast.Call):
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        return name in ("float", "float32", "float64") or name in MATH - {"floor", "ceil", "trunc"}
+    return isinstance(node, ast.Constant) and isinstance(node.value, float)
 
 
 def _parsed(text: str) -> ast.expr:

@@ -10,12 +10,14 @@ from nbloader.remedies.site import Edit, Site
 from nbloader.remedies.vectorize import (
     FOLDS,
     CannotVectorizeError,
+    is_float,
     vectorized_comprehension,
     vectorized_loop,
 )
 
 WHY = "This loop computes one number at a time, in Python."
 INSTEAD = "Let NumPy compute the whole array at once."
+BITS = " NumPy's integers have 64 bits, so larger results would be wrong."
 SHORT = "Compute the whole array with NumPy instead of a Python loop"
 NESTED = 2
 """Number of loops around a line from which it is certain that its loops, not what it calls, take the time."""
@@ -40,10 +42,14 @@ class PythonLoop:
             except CannotVectorizeError:
                 continue
             codes = [site.rewritten(Edit(loop, text)) for text in dict.fromkeys(texts)]
-            return [Proposal(WHY, INSTEAD, code, np.helper, must_help=True, short=_short(loop)) for code in codes]
+            instead = INSTEAD + _warning(loop)
+            return [Proposal(WHY, instead, code, np.helper, must_help=True, short=_short(loop)) for code in codes]
         found = _comprehensions(site, np.name)
         if found:
-            return [Proposal(WHY, INSTEAD, site.rewritten(edit), np.helper, must_help=True) for edit in found]
+            return [
+                Proposal(WHY, INSTEAD + _warning(edit.node), site.rewritten(edit), np.helper, must_help=True)
+                for edit in found
+            ]
         computes = any(isinstance(node, ast.BinOp) for node in site.nodes)
         if len(loops) >= NESTED and computes and not any(isinstance(node, ast.Call) for node in site.nodes):
             share = percent(site.line.share)
@@ -59,6 +65,12 @@ class PythonLoop:
 def _short(loop: ast.For) -> str:
     """Return the words for a verdict: with one loop, the code alone does not tell whether it is long."""
     return SHORT if isinstance(loop.body[0], ast.For) else ""
+
+
+def _warning(code: ast.AST) -> str:
+    """Return a sentence about large integers if the code multiplies what may be integers; otherwise ""."""
+    products = [node for node in ast.walk(code) if isinstance(node, ast.BinOp)]
+    return BITS if any(isinstance(one.op, (ast.Mult, ast.Pow)) and not is_float(one) for one in products) else ""
 
 
 def _comprehensions(site: Site, np: str) -> list[Edit]:
