@@ -1030,6 +1030,7 @@ def constants(tmp_path):
                 def __init__(self, path):
                     self.path, self.size, self.n, self.names = path, (5, 4), 8, [f"name {n}" for n in range(50)]
                     self.numbers = list(range(50))
+                    self.replaced = list(range(50))
                     self.settings = types.SimpleNamespace(size=8)
                     self.gen = np.random.default_rng(0)
                     self.sampler = Sampler(np.random.default_rng(0))
@@ -1041,6 +1042,7 @@ def constants(tmp_path):
                     self.filled.append(1)
                 def refill(self):
                     self.refilled.append(0)
+                    self.replaced[0] = 99
                 @property
                 def lengths(self):
                     return [self.n]
@@ -1117,6 +1119,7 @@ def test_what_is_kept_is_left_out_if_the_samples_differ(name, constants):
         "self.table[i] += 1\nif i:\n    w = sorted(self.table)\n    i += w[0]\nreturn i",
         "random.shuffle(self.names)\nw = ' '.join(sorted(self.names))\nreturn w[0], i",
         "w = sorted(self.refilled)\nreturn w[0] + i",  # another method changes it
+        "return i in self.replaced, i",
         "BAD.append(i)\nw = sorted(BAD)\nreturn w[0] + i",
     ],
 )

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from nbloader.remedies.changes import changed_by_class
 from nbloader.remedies.remedy import Proposal
 from nbloader.remedies.site import Edit, Site
 
@@ -99,7 +100,9 @@ def _lookup(site: Site, node: ast.AST) -> _Lookup | None:
     else:
         return None
     values = site.target(container)
-    return _Lookup(node, container, value, len(values), kind, function) if _is_list(values) else None
+    if not _is_list(values) or changed_by_class(site).is_read(site, container):
+        return None
+    return _Lookup(node, container, value, len(values), kind, function)
 
 
 def _is_index(call: ast.Call) -> bool:
