@@ -1136,6 +1136,23 @@ def test_items_that_are_equal_with_other_hashes_are_not_put_in_a_set(container, 
     assert proposals("list-membership", function) == []
 
 
+@pytest.mark.parametrize(("line", "found"), [("self.names[i] = 'x'", 0), ("self.names = ['x'] * 50", 1)])
+def test_a_list_whose_items_are_replaced_is_not_put_in_a_set(line, found, tmp_path):
+    source = f"""\
+        class Data:
+            def __init__(self):
+                self.names = [str(n) for n in range(50)]
+                self.names[0] = "first"
+            def rename(self, i):
+                {line}
+            def __getitem__(self, i):
+                return i in self.names
+        f = Data
+        """
+    owner = defined(tmp_path, source)()
+    assert len(proposals("list-membership", type(owner).__getitem__, owner=owner)) == found
+
+
 def test_a_value_is_found_in_a_set_as_in_the_list(tmp_path):
     source = """\
         rows, pairs = list(range(50)), [(n, "a") for n in range(50)]

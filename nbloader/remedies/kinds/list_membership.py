@@ -11,20 +11,20 @@ from nbloader.remedies.changes import changed_by_class
 from nbloader.remedies.remedy import Proposal
 from nbloader.remedies.site import Edit, Site
 
-MANY = 20
-"""Number of items from which a set is faster than a list in any case."""
+MANY = 50
+"""Number of items from which the call of `contains` is faster than a list."""
 PLAIN = (str, bytes, int, np.integer)
 """Types of which equal values have the same hash, and so do tuples of them."""
 HELPER = '''\
 _positions = {}
+_plain = str, bytes, int, NUMPY.integer
 
 def positions_of(values, value):
     """The first position of each item of a list, found once per process; no items if the value has no place in a dict.
 
     Objects such as tensors can be equal to an item, but are not found in a dict.
     """
-    parts = value if type(value) is tuple else (value,)
-    if not all(isinstance(part, (str, bytes, int, NUMPY.integer)) for part in parts):
+    if not isinstance(value, _plain) and not (type(value) is tuple and all(isinstance(part, _plain) for part in value)):
         return None
     key = id(values), len(values)
     if key not in _positions:
@@ -53,12 +53,13 @@ class ListMembership:
         edits: list[Edit] = []
         found: list[_Lookup] = []
         inside: set[ast.AST] = set()
-        for node in site.nodes:
-            lookup = None if node in inside else _lookup(site, node)
-            if lookup is None:
+        lookups = [lookup for node in site.nodes if (lookup := _lookup(site, node)) is not None]
+        changed = changed_by_class(site) if lookups else None
+        for lookup in lookups:
+            if lookup.node in inside or (changed is not None and changed.is_read(site, lookup.container)):
                 continue
             found.append(lookup)
-            inside |= set(ast.walk(node))
+            inside |= set(ast.walk(lookup.node))
             edits.append(
                 Edit(lookup.node, f"{lookup.function}({site.text(lookup.container)}, {site.text(lookup.value)})")
             )
