@@ -53,13 +53,12 @@ class ListMembership:
         edits: list[Edit] = []
         found: list[_Lookup] = []
         inside: set[ast.AST] = set()
-        lookups = [lookup for node in site.nodes if (lookup := _lookup(site, node)) is not None]
-        changed = changed_by_class(site) if lookups else None
-        for lookup in lookups:
-            if lookup.node in inside or (changed is not None and changed.is_read(site, lookup.container)):
+        for node in site.nodes:
+            lookup = None if node in inside else _lookup(site, node)
+            if lookup is None:
                 continue
             found.append(lookup)
-            inside |= set(ast.walk(lookup.node))
+            inside |= set(ast.walk(node))
             edits.append(
                 Edit(lookup.node, f"{lookup.function}({site.text(lookup.container)}, {site.text(lookup.value)})")
             )
