@@ -1442,6 +1442,35 @@ def test_a_connection_that_is_kept_open_is_not_closed(tmp_path):
     function.__globals__["kept_open"](":memory:").close()
 
 
+def test_threads_share_what_a_process_can_open_only_once(tmp_path, monkeypatch):
+    opened = []
+    database = types.ModuleType("lmdb")
+    database.open = lambda path: opened.append(path) or object()
+    monkeypatch.setitem(sys.modules, "lmdb", database)
+    function = defined(tmp_path, "import lmdb\ndef f(path):\n    return lmdb.open(path)")
+    (proposal,) = proposals("opened-each-time", function)
+    new = rewritten(function, proposal)
+    thread = threading.Thread(target=new, args=("a",))
+    thread.start()
+    thread.join()
+    new("a")
+    assert opened == ["a"]
+
+
+def test_two_kinds_of_archives_are_each_opened_as_they_are(files):
+    source = """\
+        import tarfile, zipfile
+        def f(path):
+            with zipfile.ZipFile(path + "/a.npz") as numbers, tarfile.open(path + "/a.tar.gz") as archive:
+                return numbers.namelist(), archive.getnames()
+        """
+    function = defined(files, source)
+    (proposal,) = proposals("opened-each-time", function)
+    new = rewritten(function, proposal)
+    assert new(str(files)) == function(str(files))
+    function.__globals__["kept_open"](str(files / "a.npz")).close()
+
+
 def test_threads_do_not_share_an_archive(files):
     source = """\
         import tarfile
