@@ -318,7 +318,7 @@ class Records(Unsharded):
 def test_workers_that_each_yield_the_whole_stream_are_told_once(dataset, size):
     with DataLoader(dataset, size, num_workers=2, collate_fn=None if size is None else list) as loader:
         (text,) = said(loader)
-        assert "each iterates over all of the dataset" in text
+        assert "each iterates over the whole dataset" in text
         assert f"({type(dataset).__name__})" in text
         assert "itertools.islice(samples, info.id, None, info.num_workers)" in text
 

@@ -56,7 +56,7 @@ def test_a_device_that_is_slower_than_the_link_is_not(simulated, ahead):
         stats = epoch(loader)
         uploads = upload_stats([r for r in loader.events.batches() if r.epoch == 1])
     assert stats.epoch_verdict.cause == "consumer"
-    assert stats.epoch_verdict.sentence.startswith("Make the loop's step faster")
+    assert stats.epoch_verdict.sentence.startswith("Make the steps of your loop faster")
     if ahead:
         assert uploads.hidden > 0.5
 
