@@ -290,7 +290,6 @@ def test_a_planted_line_is_named_first(kind, how):
     if how == "collating":
         arguments["collate_fn"] = light.collate_hot
     with DataLoader(light.Hot(16, how), 2, persistent_workers=kind == "process", **arguments) as loader:
-        loader.profile_lines()
 
         def enough():
             for _ in loader:
@@ -301,9 +300,18 @@ def test_a_planted_line_is_named_first(kind, how):
             lead = hot[0].share - (hot[1].share if len(hot) > 1 else 0.0)
             return lead > 2 / hot.samples**0.5  # on a busy machine a few samples may hit any line
 
-        wait_for(enough)
-        hot = loader.hot_lines()
-    assert hot[0].source.endswith(f"# hot: {how}"), hot
+        for _attempt in range(4):
+            loader.profile_lines()
+            wait_for(enough)
+            hot = loader.hot_lines()
+            named = hot[0].source.endswith(f"# hot: {how}")
+            if named or sum(line.queued for line in hot) < 0.2:
+                break
+        else:
+            pytest.skip(
+                "other programs used the cores, so the thread that reads the stack ran after the line had ended"
+            )
+    assert named, hot
     assert hot[0].file == light.__file__
     assert hot[0].share > 0.3
     if kind != "thread":  # threads also wait for the interpreter lock
