@@ -1716,7 +1716,7 @@ def test_a_remedy_is_tried_on_the_samples_and_nothing_is_changed(archive):
 
 
 class Prepared(Archive):
-    """Is told its file in each worker, and warns of what it reads."""
+    """Gets its file from `worker_init_fn` in each worker, and warns about what it reads."""
 
     def __getitem__(self, index):
         warnings.warn(f"sample {index} was read", stacklevel=2)
@@ -1751,15 +1751,12 @@ class Quick:
         return index
 
 
-def test_a_change_that_is_far_slower_is_not_tried_on_all_samples(monkeypatch):
-    class Slower:
-        name = "slower"
+def search_in_quick():
+    """Search for remedies of `Quick`, one sample at a time.
 
-        def propose(self, site):
-            code = site.source.replace("return", "import time; time.sleep(0.1); return")
-            return [nbloader.remedies.remedy.Proposal("Why.", "Instead.", code)]
-
-    monkeypatch.setattr("nbloader.loader.remedy_search.REMEDIES", (Slower(),))
+    Returns:
+        The remedies, and the measurements that were made.
+    """
     measured = []
 
     def run(trial):
@@ -1769,7 +1766,19 @@ def test_a_change_that_is_far_slower_is_not_tried_on_all_samples(monkeypatch):
 
     samples = Samples(Quick(), None, list(range(100)), iterable=False, batch_size=4)
     line = line_of(Quick.__getitem__, 1)
-    found = search(HotLines(lines=(line,), samples=100), samples, run, lambda *_args, **_options: None)
+    return search(HotLines(lines=(line,), samples=100), samples, run, lambda *_args, **_options: None), measured
+
+
+def test_a_change_that_is_far_slower_is_not_tried_on_all_samples(monkeypatch):
+    class Slower:
+        name = "slower"
+
+        def propose(self, site):
+            code = site.source.replace("return", "import time; time.sleep(0.1); return")
+            return [nbloader.remedies.remedy.Proposal("Why.", "Instead.", code)]
+
+    monkeypatch.setattr("nbloader.loader.remedy_search.REMEDIES", (Slower(),))
+    found, measured = search_in_quick()
     assert len(measured) == 1
     assert re.match(
         r"Nothing that nbloader knows makes `Quick.__getitem__` \(here:1\) faster: one change was tried on samples, "
@@ -1788,16 +1797,7 @@ def test_trials_have_a_time_limit(limit, measurements, monkeypatch):
 
     monkeypatch.setattr("nbloader.loader.remedy_search.REMEDIES", (Same(),))
     monkeypatch.setattr(f"nbloader.loader.remedy_search.{limit}", 0.0)
-    measured = []
-
-    def run(trial):
-        for position in range(len(trial)):
-            measured.append(trial[position])
-            yield measured[-1]
-
-    samples = Samples(Quick(), None, list(range(100)), iterable=False, batch_size=4)
-    line = line_of(Quick.__getitem__, 1)
-    found = search(HotLines(lines=(line,), samples=100), samples, run, lambda *_args, **_options: None)
+    found, measured = search_in_quick()
     assert len(measured) == measurements
     if not measurements:
         assert "Not tried: other trials have taken" in str(found)
@@ -1838,16 +1838,7 @@ def test_a_cache_whose_calls_raise_has_no_gain_and_is_said_to_raise(monkeypatch)
             return [nbloader.remedies.remedy.Proposal("Why.", "Instead.", code, saves="later")]
 
     monkeypatch.setattr("nbloader.loader.remedy_search.REMEDIES", (Unfit(),))
-    measured = []
-
-    def run(trial):
-        for position in range(len(trial)):
-            measured.append(trial[position])
-            yield measured[-1]
-
-    samples = Samples(Quick(), None, list(range(100)), iterable=False, batch_size=4)
-    line = line_of(Quick.__getitem__, 1)
-    found = search(HotLines(lines=(line,), samples=100), samples, run, lambda *_args, **_options: None)
+    found, measured = search_in_quick()
     assert len(found) == 0
     assert len(measured) == 1, "the others would raise the same"
     assert "A change could not be tried: the rewritten code raises TypeError: cannot be compared" in repr(found)
