@@ -356,7 +356,7 @@ def test_a_property_of_a_batch_sampler_is_first_read_when_an_epoch_begins():
 def test_a_batch_sampler_that_yields_single_indices_is_an_error(workers):
     with (
         DataLoader(Numbers(10), num_workers=workers, batch_sampler=[4, 5]) as loader,
-        pytest.raises(TypeError, match=r"must yield lists of indices, but yielded 4 \(int\): pass it as sampler="),
+        pytest.raises(TypeError, match=r"must yield lists of indices, but yielded 4 \(int\): did you mean sampler=\?"),
     ):
         list(loader)
 
