@@ -92,7 +92,7 @@ class Interrupts:
         code = frame.f_code
         if event == "c_call" or not code.co_filename.startswith(ROOT) or code.co_name == "<genexpr>":
             return
-        if event == "return" and code.co_name in ("_next", "__next__"):
+        if event == "return" and code.co_name in ("_next", "_next_in_turn", "__next__"):
             return  # then the consumer has the batch: CPython handles no signal before it is assigned
         point = code.co_filename, frame.f_lineno, event, getattr(arg, "__name__", "") if event == "c_return" else ""
         if self._callers:

@@ -292,16 +292,18 @@ def test_a_batch_whose_code_pauses_the_loader_is_delivered_by_a_step_or_when_the
 def test_a_dataset_that_takes_a_batch_from_the_iterator_that_loads_it_gets_an_error():
     with DataLoader(Calls(4, lambda _i: next(epoch)), 2) as loader:
         epoch = iter(loader)
-        with pytest.raises(RuntimeError, match=r"call next\(\) on one iterator at the same time"):
+        with pytest.raises(RuntimeError, match=r"next\(\) is called on an iterator while the same thread waits"):
             next(epoch)
 
 
-def test_threads_that_share_an_iterator_take_turns_and_each_batch_is_delivered_once():
-    with DataLoader(Calls(60, lambda _i: time.sleep(0.0005)), 4) as loader:
-        epoch, got = iter(loader), []
-        threads = [threading.Thread(target=lambda: got.extend(epoch)) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-    assert sorted(flat(got)) == list(range(60))
+@pytest.mark.parametrize("arguments", [{}, {"num_workers": 2}, {"num_workers": 2, "workers": "thread"}])
+def test_threads_that_share_an_iterator_take_turns_and_each_batch_is_delivered_once(arguments):
+    with DataLoader(Calls(600, lambda _i: None), 2, **arguments) as loader:
+        for _ in range(10):  # each is a chance for two threads to meet while a batch is delivered
+            epoch, got = iter(loader), []
+            threads = [threading.Thread(target=lambda epoch=epoch, got=got: got.extend(epoch)) for _ in range(3)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(60)
+            assert sorted(flat(got)) == list(range(600))

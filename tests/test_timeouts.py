@@ -310,24 +310,6 @@ def test_invalid_values_of_on_timeout_are_errors(arguments, text):
         DataLoader(Numbers(4), **arguments)
 
 
-def test_two_threads_that_wait_for_one_iterator_get_an_error():
-    bell = Bell()
-    bell.listening = True
-    thread = threading.Thread(target=bell.wait, args=(None,))
-    thread.start()
-
-    def refused():
-        try:
-            bell.wait(0)
-        except RuntimeError as error:
-            return "two threads call next() on one iterator at the same time" in str(error)
-        return False
-
-    wait_for(refused)
-    bell.ring()
-    thread.join()
-
-
 def test_a_bell_that_rings_after_the_look_and_before_the_wait_wakes():
     bell = Bell()
     bell.ring()

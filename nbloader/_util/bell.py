@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import queue
 
-CONCURRENT_NEXT = (
-    "two threads call next() on one iterator at the same time: use an iterator per thread, iter(loader), or a lock"
-)
-
 
 class Bell:
     """Wakes one thread.
@@ -18,7 +14,6 @@ class Bell:
 
     def __init__(self) -> None:
         self._rings: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._waiting = False
         self.listening = False
         """Whether a thread waits, or is about to."""
 
@@ -32,18 +27,10 @@ class Bell:
 
         Args:
             timeout: Maximum time to wait, in seconds; None to wait indefinitely.
-
-        Raises:
-            RuntimeError: Another thread is waiting.
         """
-        if self._waiting:
-            raise RuntimeError(CONCURRENT_NEXT)
         try:
-            self._waiting = True
             self._rings.get(timeout=None if timeout is None else max(0.0, timeout))
             while True:  # one wake-up for many rings
                 self._rings.get_nowait()
         except queue.Empty:
             pass
-        finally:
-            self._waiting = False

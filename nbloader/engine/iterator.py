@@ -7,6 +7,7 @@ it. It publishes the record of a batch when the consumer requests the next one.
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -52,6 +53,8 @@ NOT_RETURNED = 0
 """Value of `BatchRecord.returned` until the consumer asks for the next batch."""
 KEPT_INDICES = 8
 """Maximum number of dataset indices in the record of a batch."""
+CONCURRENT_NEXT = "next() is called on an iterator while the same thread waits in its next(): use another, iter(loader)"
+_NOTHING = object()
 
 
 class IteratorContext(NamedTuple):
@@ -89,6 +92,8 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
     `_sampler_iter`, and the methods `_next_index()`, `_next_data()` and `_shutdown_workers()`. Other private names of
     torch's iterator raise an AttributeError (`torch_names.py`).
 
+    Threads may share an iterator: they take turns, and each batch is delivered once.
+
     Args:
         context: The objects and settings of the loader.
         epoch: Number of the epoch.
@@ -118,6 +123,8 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
         """When the next checksum may be computed, `time.perf_counter_ns()`."""
         self._ended = ""
         """Why the iteration has ended; "" before."""
+        self._turn = threading.RLock()  # held in `__next__`
+        self._in_next = False
         self._kept: Delivery | None = None  # taken, but not delivered (yet): after an interrupt, or on a full device
         self._resources = _Resources(epoch, context.events, context.transfer)
         self._resources.sampler = plan.sampler
@@ -224,6 +231,7 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
 
         Raises:
             StopIteration: The epoch is over.
+            RuntimeError: The dataset, a signal handler or a callback calls `next` on the iterator that waits for it.
             Exception: Whatever the dataset or the collate function raised, with the worker's traceback as its cause
                 and the sample's index in a note. The iteration can continue with the next batch. If the device is out
                 of memory, this is torch's OutOfMemoryError, and the iteration can continue with the same batch.
@@ -231,10 +239,25 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
                 interrupt during the wait, or while the batch is built or uploaded, the iteration can continue. If the
                 interrupt has lost a batch that was being drawn or handed over, the next call raises LoaderClosedError.
         """
+        batch: Any = _NOTHING
         try:
-            if profiling():
-                with record_function(PROFILED):
-                    return self._next()
+            with self._turn:
+                if profiling():
+                    with record_function(PROFILED):
+                        batch = self._next_in_turn()
+                else:
+                    batch = self._next_in_turn()
+                return batch  # type: ignore[no-any-return]
+        except BaseException:
+            if batch is not _NOTHING:  # an interrupt at the end of the turn has lost it
+                self._engine.close_iteration(self._epoch)
+            raise
+
+    def _next_in_turn(self) -> T_co:
+        if self._in_next:
+            raise RuntimeError(CONCURRENT_NEXT)
+        self._in_next = True
+        try:
             return self._next()
         except StopIteration:
             raise
@@ -245,6 +268,8 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
             if self._consumer is not None:  # otherwise the end of the epoch was published
                 self._publish_stop(error, interrupted=interrupted)
             raise
+        finally:
+            self._in_next = False
 
     def _publish_stop(self, error: BaseException, *, interrupted: bool) -> None:
         """Publish that the loop has ended. If it catches the error, it can still continue."""

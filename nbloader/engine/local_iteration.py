@@ -8,12 +8,11 @@ again by the next call.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from nbloader._util.bell import CONCURRENT_NEXT, Bell
+from nbloader._util.bell import Bell
 from nbloader.batch import chunking
 from nbloader.batch.payload import BatchOutcome, BatchPayload
 from nbloader.batch.task import ChunkedBatch, Task
@@ -55,7 +54,7 @@ class IterationEngine(Protocol):
 
 
 class LocalIteration:
-    """One iteration. See `Iteration`; threads that share an iterator take turns.
+    """One iteration. See `Iteration`.
 
     Args:
         engine: The engine.
@@ -91,7 +90,6 @@ class LocalIteration:
         self._produced: Delivery | None = None  # the batch `task`, if it was produced while the loader was paused
         self._jobs = 0  # job number of the next chunk
         self._producers = 0  # number of producers that the iteration has had
-        self._lock = threading.RLock()  # held while a batch is drawn and produced
 
     # ---- from any thread ----------------------------------------------------------------------------------------
 
@@ -157,21 +155,17 @@ class LocalIteration:
 
         Raises:
             LoaderClosedError: The loader was closed meanwhile.
-            RuntimeError: The user's code calls `next` on the iterator that is producing its batch.
             BaseException: Whatever the user's code raises, if it is not an `Exception`: the next call produces the
                 batch again, unless the dataset is iterable.
         """
         self._engine.callbacks.call(waiting=True)
         self.check_open()
-        with self._lock:
-            if self.running:
-                raise RuntimeError(CONCURRENT_NEXT)
-            self.running = True
-            try:
-                return self._next(refill)
-            finally:
-                self.running = False
-                self.awaited = None
+        self.running = True
+        try:
+            return self._next(refill)
+        finally:
+            self.running = False
+            self.awaited = None
 
     def _next(self, refill: Callable[[], bool]) -> Delivery | None:
         gate = self._engine.gate
