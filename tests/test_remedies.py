@@ -79,6 +79,11 @@ def proposals(name, function, picture=None, owner=None, facts=None):
     return list(dict.fromkeys(found))
 
 
+def changes(name, function):
+    """What a remedy proposes for any line of a function, once for each way to write it."""
+    return list({proposal.code: proposal for proposal in proposals(name, function)}.values())
+
+
 def rewritten(function, proposal):
     """A copy of a function that runs the proposed code."""
     code = code_of(function, proposal)
@@ -223,6 +228,9 @@ SAME = {
     "part of an array, in two lines": (
         "whole-array", "import numpy as np\ndef f(p):\n    rows = np.load(p + '/a.npy')\n    return rows[3:5]", (),
     ),
+    "the middle of an array": (
+        "whole-array", "import numpy as np\ndef f(p):\n    x = np.load(p + '/a.npy')\n    return x[len(x) // 2]", (),
+    ),
     "row without a column": (
         "pandas-row",
         """\
@@ -249,6 +257,99 @@ SAME = {
         (),
     ),
 }  # fmt: skip
+
+
+PAGES = {
+    "a page": ("return imread(p)[k]", True),
+    "the last page": ("return tifffile.imread(p)[-1]", True),
+    "a part of a page": ("return imread(p)[k, 2:5][:, 1]", True),
+    "a page, in two lines": ("volume = imread(p)\n    return volume[k]", True),
+    "two pages and a number that is known later": (
+        "if k:\n        volume = imread(p)\n        n = k - 1\n        return volume[n] + volume[k]", True,
+    ),
+    "a slice": ("return imread(p)[k : k + 1]", False),
+    "all pages": ("return imread(p).sum(0)", False),
+    "the number of pages": ("volume = imread(p)\n    return volume[len(volume) // 2]", False),
+    "another path later": ("volume = imread(p)\n    p = k\n    return volume[p]", False),
+    "a volume that is changed": ("volume = imread(p)\n    volume[k] = 0\n    return volume[k]", False),
+}  # fmt: skip
+"""What a function does with a TIFF file, and whether it needs only some of its pages."""
+
+
+@pytest.mark.parametrize("case", PAGES)
+def test_only_the_pages_of_a_tiff_file_that_are_needed_are_read(case, tmp_path):
+    tifffile = pytest.importorskip("tifffile")
+    body, found = PAGES[case]
+    path = str(tmp_path / "a.tif")
+    tifffile.imwrite(path, np.arange(240, dtype=np.uint16).reshape(4, 6, 10), photometric="minisblack")
+    function = defined(tmp_path, f"import tifffile\nfrom tifffile import imread\ndef f(p, k):\n    {body}")
+    pages = changes("tiff-pages", function)
+    assert len(pages) == found
+    for proposal in pages:
+        assert "volume" not in proposal.code
+        assert difference(function(path, 2), rewritten(function, proposal)(path, 2)).equal
+    if "return imread(p)[k]" in body:
+        assert "return imread(p, key=k)\n" in pages[0].code + "\n"
+
+
+DATASETS = {
+    "[:]": ("with h5py.File(p) as file:\n        return file['x'][:][k]", True),
+    "[()] of a path": ("return h5py.File(p)['x'][()][k]", True),
+    "in two lines": ("with h5py.File(p) as file:\n        x = file['x'][:]\n        return x[len(x) - k]", True),
+    "after the file is closed": ("with h5py.File(p) as file:\n        x = file['x'][:]\n    return x[k]", False),
+    "all rows": ("with h5py.File(p) as file:\n        return file['x'][:].sum()", False),
+    "another array": ("return np.arange(9)[:][k]", False),
+}
+
+
+@pytest.mark.parametrize("case", DATASETS)
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_only_the_part_of_an_hdf5_dataset_that_is_needed_is_read(case, tmp_path):
+    h5py = pytest.importorskip("h5py")
+    body, found = DATASETS[case]
+    path = str(tmp_path / "x.h5")
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", data=np.arange(40).reshape(10, 4))
+    function = defined(tmp_path, f"import h5py\nimport numpy as np\ndef f(p, k):\n    {body}")
+    parts = changes("hdf5-whole", function)
+    assert len(parts) == found
+    for proposal in parts:
+        assert "[:]" not in proposal.code
+        assert difference(function(path, 3), rewritten(function, proposal)(path, 3)).equal
+
+
+COLUMNS = {
+    "one": ("return pd.read_parquet(p)['x']", '["x"]'),
+    "several": ("return pd.read_parquet(p)[['y', 'x']]", '["y", "x"]'),
+    "in two lines": ("d = pd.read_parquet(p)\n    return d['x'] + d['z'] + len(d['x'])", '["x", "z"]'),
+    "a global variable": ("return pd.read_parquet(p)[NAMES]", "NAMES"),
+    "named already": ("return pd.read_parquet(p, columns=['x', 'y'])['x']", ""),
+    "rows": ("d = pd.read_parquet(p)\n    return d.iloc[1]['x']", ""),
+    "a condition": ("d = pd.read_parquet(p)\n    return d[d['x'] > 1]", ""),
+    "a new column": ("d = pd.read_parquet(p)\n    d['x'] = 2\n    return d['x']", ""),
+    "the number of columns": ("d = pd.read_parquet(p)\n    return d['x'], d.shape", ""),
+}
+"""What a function does with a Parquet file, and the columns that it needs."""
+
+
+@pytest.mark.parametrize("case", COLUMNS)
+def test_only_the_columns_of_a_parquet_file_that_are_needed_are_read(case, tmp_path, monkeypatch):
+    body, columns = COLUMNS[case]
+
+    def read(path, columns=None):
+        """Stands for pandas.read_parquet, which needs pyarrow."""
+        frame = pd.read_csv(path)
+        return frame if columns is None else frame[columns]
+
+    monkeypatch.setattr(pd, "read_parquet", read)
+    path = str(tmp_path / "a.csv")
+    pd.DataFrame({"x": [1, 2], "y": ["a", "b"], "z": [3, 4]}).to_csv(path, index=False)
+    function = defined(tmp_path, f"import pandas as pd\ndef f(p):\n    {body}", NAMES=["z", "x"])
+    found = changes("parquet-columns", function)
+    assert len(found) == bool(columns)
+    for proposal in found:
+        assert f"columns={columns})" in proposal.code
+        assert rewritten(function, proposal)(path).equals(function(path))
 
 
 FILTERS = {

@@ -23,7 +23,7 @@ class Hdf5Chunks:
 
     def propose(self, site: Site) -> list[Proposal]:
         """See `Remedy`."""
-        files = _paths(site)
+        files = paths_of_files(site)
         edits = []
         for node in site.nodes:
             if not isinstance(node, ast.Subscript) or not isinstance(node.value, ast.Subscript):
@@ -51,7 +51,7 @@ class Hdf5Chunks:
         ]
 
 
-def _paths(site: Site) -> dict[str, str]:
+def paths_of_files(site: Site) -> dict[str, str]:
     """Return the paths of the HDF5 files that are open in the function, by the names of their variables."""
     found = {}
     opened = site.calls("h5py.File", anywhere=True)

@@ -21,6 +21,7 @@ READERS = (
     "numpy.genfromtxt",
     "torch.load",
     "scipy.io.loadmat",
+    "tifffile.imread",
 )
 
 WHOLE = "The whole file is read and parsed for each sample, although the sample is a part of it."

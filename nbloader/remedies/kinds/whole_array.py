@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 
+from nbloader.remedies.parts import parts_of
 from nbloader.remedies.remedy import Proposal
 from nbloader.remedies.site import Edit, Site
 
@@ -39,21 +40,12 @@ def _mapped(site: Site, call: ast.Call, np: str) -> list[Edit]:
     """Return the edits that map a file and copy the parts that are used; none if something else is done with it."""
     arguments = ", ".join([*(site.text(part) for part in (*call.args, *call.keywords)), 'mmap_mode="r"'])
     mapped = f"{site.text(call.func)}({arguments})"
-    parts = [node for node in site.body if isinstance(node, ast.Subscript) and not _is_member(node)]
-    direct = [node for node in parts if node.value is call]
-    if direct:
-        return [Edit(direct[0], f"{np}.array({mapped}[{site.text(direct[0].slice)}])")]
-    statement = site.statement(call)
-    if not isinstance(statement, ast.Assign) or statement.value is not call or len(statement.targets) != 1:
+    parts = parts_of(site, call)
+    if parts is None or any(map(_is_member, parts.taken)):
         return []
-    name = statement.targets[0]
-    if not isinstance(name, ast.Name):
-        return []
-    used = [node for node in parts if isinstance(node.value, ast.Name) and node.value.id == name.id]
-    names = [node for node in site.body if isinstance(node, ast.Name) and node.id == name.id]
-    if not used or len(names) != 1 + len(used):
-        return []
-    return [Edit(call, mapped), *(Edit(node, f"{np}.array({site.text(node)})") for node in used)]
+    if parts.assigned is None:
+        return [Edit(part, f"{np}.array({mapped}[{site.text(part.slice)}])") for part in parts.taken]
+    return [Edit(call, mapped), *(Edit(part, f"{np}.array({site.text(part)})") for part in parts.taken)]
 
 
 def _is_member(node: ast.Subscript) -> bool:
