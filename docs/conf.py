@@ -69,12 +69,27 @@ copybutton_prompt_is_regexp = True
 
 NOTEBOOK = re.compile(r"\[([^\]]+)\]\((?:\.\./)+(notebooks/[\w/]+)\.ipynb\)")
 DRAWING = re.compile(r"^!\[[^\]]*\]\((_static/\w+\.svg)\)$", re.MULTILINE)
+PAGE = re.compile(r"^(?:# \w+\n\n)?\[[^\]]+\]\(((?:\.\./)+[A-Z]+\.md)\)$", re.MULTILINE)
+PAGES = re.compile(r"^<!-- pages:\n(.*?)^-->$", re.MULTILINE | re.DOTALL)
+HOME = ":end-before: <!-- the home page of the site ends here -->"
+
+
+def include(found: re.Match[str]) -> str:
+    """Return the directive that includes a page: of the README, the part that is the home page of the site."""
+    options = [":relative-docs: docs", ":relative-images:", *([HOME] if "README" in found[1] else [])]
+    return "\n".join([f"```{{include}} {found[1]}", *options, "```"])
 
 
 def use_sphinx(app: Sphinx, name: str, source: list[str]) -> None:
-    """Adapt a page, which also reads well in the repository: notebooks are pages, and drawings have links in them."""
+    """Adapt a page, which also reads well in the repository.
+
+    Notebooks are pages, and drawings have links in them. A line that is only a link to a page outside docs/ stands for
+    that page, and a comment lists the pages below this one.
+    """
     if Path(app.env.doc2path(name)).suffix == ".md":
         source[0] = NOTEBOOK.sub(r"{doc}`\1 </\2>`", source[0])
+        source[0] = PAGE.sub(include, source[0])
+        source[0] = PAGES.sub("```{toctree}\n:hidden:\n:glob:\n\n\\1```", source[0])
         source[0] = DRAWING.sub("```{raw} html\n:file: \\1\n```", source[0])
 
 
