@@ -1266,7 +1266,9 @@ def test_a_value_is_found_in_a_set_as_in_the_list(tmp_path):
             return "not found"
         """
     function = defined(tmp_path, source)
-    (first, second) = proposals("list-membership", function)
+    (proposal,) = [p for p in proposals("list-membership", function) if not p.must_help]
+    assert "dict" in proposal.instead, "both lines lead to one change"
+    assert "replaces 3 lookups" in proposal.instead
     values = [
         3,
         True,
@@ -1281,9 +1283,31 @@ def test_a_value_is_found_in_a_set_as_in_the_list(tmp_path):
         (1, ("a",)),
         {},
     ]
-    for proposal in (first, second):
-        new = rewritten(function, proposal)
-        assert [new(value) for value in values] == [function(value) for value in values]
+    new = rewritten(function, proposal)
+    assert [new(value) for value in values] == [function(value) for value in values]
+
+
+def test_a_lookup_directly_before_the_slow_line_is_replaced_if_that_helps(tmp_path):
+    source = """\
+        rows = list(range(50))
+        def f(x):
+            known = x in rows
+            if x not in rows and known:
+                size = 3
+                label = str(x)  # the first call
+                known = not known
+            return len(label)  # after another call
+        """
+    function = defined(tmp_path, source)
+    found = {
+        site.source.splitlines()[site.number - 1].strip(): [
+            p.must_help for p in BY_NAME["list-membership"].propose(site)
+        ]
+        for site in sites(function)
+    }
+    assert found["known = x in rows"] == found["if x not in rows and known:"] == [False]
+    assert found["label = str(x)  # the first call"] == [True], "only a trial tells"
+    assert found["return len(label)  # after another call"] == []
 
 
 LOOPS = {

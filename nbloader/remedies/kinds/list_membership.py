@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,38 +45,70 @@ def position_of(values, value):
 
 
 class ListMembership:
-    """`x in self.names`, `self.names.index(x)`: a set or a dict answers at once."""
+    """`x in self.names`, `self.names.index(x)`: a set or a dict answers at once.
+
+    All lookups of a function are replaced together: `x in self.names` and `self.names.index(x)` share one dict.
+    """
 
     name = "list-membership"
 
     def propose(self, site: Site) -> list[Proposal]:
         """See `Remedy`."""
-        edits: list[Edit] = []
-        found: list[_Lookup] = []
-        inside: set[ast.AST] = set()
-        for node in site.nodes:
-            lookup = None if node in inside else _lookup(site, node)
-            if lookup is None:
-                continue
-            found.append(lookup)
-            inside |= set(ast.walk(node))
-            edits.append(
-                Edit(lookup.node, f"{lookup.function}({site.text(lookup.container)}, {site.text(lookup.value)})")
-            )
-        if not found:
-            return []
+        found = _lookups(site)
+        here = set(site.nodes)
+        is_here = any(lookup.node in here for lookup in found)
+        if not is_here:  # the profiler may charge a lookup to the next line that calls something
+            before = {node for code in _directly_before(site) for node in ast.walk(code)}
+            if not any(lookup.node in before for lookup in found):
+                return []
+        edits = [
+            Edit(lookup.node, f"{lookup.function}({site.text(lookup.container)}, {site.text(lookup.value)})")
+            for lookup in found
+        ]
         np = site.module("numpy", "np")
         longest = max(found, key=lambda lookup: lookup.length)
-        name, kind = site.text(longest.container), longest.kind
+        name = site.text(longest.container)
+        same = [lookup for lookup in found if site.text(lookup.container) == name]
+        kind = "dict" if any(lookup.kind == "dict" for lookup in same) else "set"
+        together = f" The code below replaces {len(found)} lookups of this function." if len(found) > 1 else ""
         return [
             Proposal(
                 why=f"A value is looked up in {name}, and so compared with each of {longest.length:,} items.",
-                instead=f"Look it up in a {kind}, made in __init__, or once as below if no item is replaced.",
+                instead=f"Look it up in a {kind}, made in __init__, or once as below if no item is replaced.{together}",
                 code=site.rewritten(*edits),
                 helper=f"{np.helper}\n\n{HELPER.replace('NUMPY', np.name)}".lstrip(),
-                short=f"Look values up in a {longest.kind} instead of a list",
+                must_help=not is_here,
+                short=f"Look values up in a {kind} instead of a list" if is_here else "",
             )
         ]
+
+
+def _lookups(site: Site) -> list[_Lookup]:
+    """Return the lookups of the function. One inside the value of another one is left as it is."""
+    found: list[_Lookup] = []
+    inside: set[ast.AST] = set()
+    for node in site.body:
+        lookup = None if node in inside else _lookup(site, node)
+        if lookup is not None:
+            found.append(lookup)
+            inside |= set(ast.walk(node))
+    return found
+
+
+def _directly_before(site: Site) -> Iterator[ast.AST]:
+    """Return the code before the slow line's statement, back to the last one that calls something.
+
+    Of a statement with a body, this is its condition.
+    """
+    statements = [node for node in site.body if isinstance(node, ast.stmt) and node is not site.tree]
+    slow = max((node.lineno for node in statements if node.lineno <= site.number), default=0)
+    before = sorted((node for node in statements if node.lineno < slow), key=lambda node: -node.lineno)
+    for node in before:
+        code = getattr(node, "test", None) if hasattr(node, "body") else node
+        if code is not None:
+            yield code
+            if any(isinstance(inner, ast.Call) for inner in ast.walk(code)):
+                return
 
 
 class _Lookup(NamedTuple):
