@@ -626,6 +626,18 @@ def test_slow_samples_are_found_and_waits_that_are_not_rare_are_no_stalls():
 
 
 @pytest.mark.unit
+def test_one_batch_that_is_most_of_the_wait_stalled_the_loop_also_if_some_other_waits_were_long():
+    """A busy machine delays other batches, and a worker that hangs keeps the others idle with a full window."""
+    waits = [MS, MS, MS, MS, 1500 * MS, MS, 130 * MS, MS, MS, 110 * MS, *[MS] * 30]
+    records = epoch(waits, 3 * MS)
+    e = measure(records, span(records, opening=records[:2]))
+    assert (e.stalls, e.worst.batch) == (1, 4)
+    assert e.stall_wait * e.seconds == pytest.approx(1.499, abs=0.005)
+    said = verdict(e)
+    assert said.cause == "stall", said.sentence
+
+
+@pytest.mark.unit
 def test_workers_of_other_machines_are_counted_by_machine_also_after_their_end():
     far, near = Machine("far", 8), Machine("near", 2)
     sent = [

@@ -703,11 +703,14 @@ def test_large_floats_are_looked_for_on_other_lines_than_the_slow_one(side, foun
     indices, facts = Scout(tried, None, 10)[0]
     assert facts.floats == 12 * side**2
     tried = tried._replace(indices=indices, facts=facts._replace(samples=0))  # no cache
-    listed = search(
-        HotLines(lines=(line,), samples=100), tried, lambda trial: [trial[n] for n in range(len(trial))],
-        lambda *_args, **_options: None,
-    )  # fmt: skip
-    assert [one.name for one in listed] == found
+    for _attempt in range(10):
+        listed = search(
+            HotLines(lines=(line,), samples=100), tried, lambda trial: [trial[n] for n in range(len(trial))],
+            lambda *_args, **_options: None,
+        )  # fmt: skip
+        if [one.name for one in listed] == found:
+            break  # otherwise another program may have taken the core from the rewritten code
+    assert [one.name for one in listed] == found, listed
     assert all(one.keeps_values and one.gain > 1.1 for one in listed), "it was tried"
     assert not short_advice(line, [tried.dataset]).remedy, "a verdict says only what is certain"
 

@@ -11,6 +11,7 @@ proportions the rest of the wait is divided: the parts always add up to `wait_sh
 from __future__ import annotations
 
 import collections
+import heapq
 import operator
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,7 +35,8 @@ STALL_TIMES, STALL_NS = 8, 100_000_000
 """A wait is a stall if it is longer than `STALL_NS`, and than `STALL_TIMES` times the usual wait and the usual time to
 produce a batch."""
 STALL_SHARE = 0.02
-"""Long waits count as stalls only if they are rare: at most this share of the batches, or one batch."""
+"""Long waits count as stalls only if they are rare: at most this share of the batches, or one batch. If there are more,
+so many of the longest ones count if they are most of the wait."""
 OVERLAPPING = 1.2
 """Workers that were busy for more than this multiple of the elapsed time may have fetched several batches
 concurrently."""
@@ -168,10 +170,11 @@ def measure(records: Sequence[BatchRecord], options: SpanOptions) -> Evidence:
     drawn_first = min(drawn_first, waited_ns)
     first_ns = min(sum(wait for _r, wait in opening), waited_ns) - drawn_first
     startup_ns = max(0, first_ns - 2 * usual_make - workers * usual_wait)
-    stalled = _stalls([*steady, *(r for r in o.worst if r.index not in first)], o, usual_make, usual_wait)
+    later_ns = waited_ns - first_ns - drawn_first
+    stalled = _stalls([*steady, *(r for r in o.worst if r.index not in first)], o, usual_make, usual_wait, later_ns)
     if o.waiting > _stall_limit(usual_make, usual_wait) and o.waiting_for is not None:
         stalled[o.waiting_for] = o.waiting
-    stall_ns = min(sum(wait - usual_wait for wait in stalled.values()), waited_ns - first_ns - drawn_first)
+    stall_ns = min(sum(wait - usual_wait for wait in stalled.values()), later_ns)
     kept = [(r, wait, make) for r, wait, make in zip(steady, waits, makes, strict=True) if r.index not in stalled]
     kept = kept or list(zip(steady, waits, makes, strict=True))
     regular = [r for r, _wait_ns, _make in kept]
@@ -195,7 +198,7 @@ def measure(records: Sequence[BatchRecord], options: SpanOptions) -> Evidence:
     count = len(regular)
     there_ns, drawn_ns, placed_ns = sum(there), sum(sampling), min(transferred, sum(map(placing_ns, regular)))
     produced_ns = sum(regular_waits) - drawn_ns - there_ns
-    rest = max(0, waited_ns - first_ns - drawn_first - stall_ns) / span_ns
+    rest = max(0, later_ns - stall_ns) / span_ns
     if not any(regular_waits):  # the whole rest is a wait that has not ended
         produced_ns = 1
     part = rest / (there_ns + drawn_ns + produced_ns)  # share of the span, per ns measured in these batches
@@ -314,11 +317,25 @@ def _stall_limit(usual_make: int, usual_wait: int) -> int:
     return max(STALL_NS, STALL_TIMES * usual_make, STALL_TIMES * usual_wait)
 
 
-def _stalls(candidates: Sequence[BatchRecord], o: SpanOptions, usual_make: int, usual_wait: int) -> dict[int, int]:
-    """Return the waits for the batches that stalled the loop, ns, by batch number; {} if they are not rare."""
+def _stalls(
+    candidates: Sequence[BatchRecord], o: SpanOptions, usual_make: int, usual_wait: int, later: int
+) -> dict[int, int]:
+    """Return the waits for the batches that stalled the loop, ns, by batch number; {} if they are not rare.
+
+    Args:
+        candidates: The batches of which some may have stalled it.
+        o: What else is known about the span.
+        usual_make: Usual time to produce a batch, ns.
+        usual_wait: Usual wait for a batch, ns.
+        later: The whole wait apart from that for the first batches, ns.
+    """
     limit = _stall_limit(usual_make, usual_wait)
     found = {r.index: _wait(r, o.pauses) for r in candidates if _wait(r, o.pauses) - _drawn(r) > limit}
-    return found if len(found) <= max(1, STALL_SHARE * o.batches) else {}
+    rare = max(1, int(STALL_SHARE * o.batches))
+    if len(found) <= rare:
+        return found
+    longest = dict(heapq.nlargest(rare, found.items(), key=operator.itemgetter(1)))
+    return longest if sum(longest.values()) > later / 2 else {}
 
 
 def _worst(record: BatchRecord, o: SpanOptions) -> SlowBatch:
