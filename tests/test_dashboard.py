@@ -30,6 +30,7 @@ from nbloader.dashboard.panels.events import Events
 from nbloader.dashboard.panels.lines import Lines
 from nbloader.dashboard.panels.samples import Samples
 from nbloader.dashboard.panels.summary import Summary
+from nbloader.dashboard.panels.workers import COLUMNS as WORKER_COLUMNS
 from nbloader.dashboard.panels.workers import Workers
 from nbloader.events import BatchRecord, SampleFailed, WorkerRestarted
 from nbloader.events.stack_samples import STAGE_FILE, CodeLine, StackCount
@@ -323,6 +324,21 @@ def test_only_rows_of_workers_that_changed_are_sent() -> None:
     frame = Frame(dataclasses.replace(snapshot, workers=workers))
     assert [row["id"] for row in panel.news(frame)] == [1]
     assert panel.payload(frame)["count"] == len(panel.history()) == 2
+
+
+def test_the_memory_of_all_workers_is_shown_alike() -> None:
+    """Private and shared memory are measured in one process at a time."""
+    panel, snapshot = Workers(), FakeLoader().stats()
+    at = list(WORKER_COLUMNS).index("Memory")
+    for measured, texts in ((1, ["198 MB", "200 MB", "200 MB"]), (3, ["8 + 190 MB"] * 3)):
+        workers = tuple(
+            dataclasses.replace(
+                w, rss=198e6 + 2e6 * (i > 0), **({"private": 8e6, "shared": 190e6} if i < measured else {})
+            )
+            for i, w in enumerate(snapshot.workers)
+        )
+        rows = panel.news(Frame(dataclasses.replace(snapshot, workers=workers)))
+        assert [row["cells"][at] for row in rows] == texts
 
 
 def test_ticks_that_cost_much_become_rarer_and_a_single_slow_one_changes_little() -> None:

@@ -74,7 +74,7 @@ def test_torchvision(opened, tmp_path):
     photographs = datasets.ImageFolder(demo.photographs(tmp_path, count=16), steps)
     explorer, [fields], _ = opened(photographs, 15)
     assert (fields["0"]["kind"], fields["1"]["value"]) == ("image", photographs.classes[-1])
-    assert fields["0"]["note"] == "0 to 1; normalization undone"
+    assert fields["0"]["note"] == "drawn from 0 to 1; normalization undone"
     assert "0.485" in notes(explorer)[0] or "0.48" in notes(explorer)[0]
 
 

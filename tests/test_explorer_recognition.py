@@ -311,12 +311,30 @@ def test_bands_behind_rows_and_columns_are_slices_and_colors_before_time_make_a_
     assert decode(description.buffers[0]).reshape(-1, 3).max(axis=0).tolist() == [255, 0, 0]
 
 
-@pytest.mark.parametrize(("low", "high", "note"), [(0, 1.02, "0 to 1"), (-0.05, 1.05, "0 to 1"), (0, 3, "0 to 3")])
+@pytest.mark.parametrize(
+    ("low", "high", "note"), [(0, 1.02, "0 to 1"), (-0.05, 1.05, "0 to 1"), (0, 3, "0 to 3"), (0, 70, "0 to 70")]
+)
 def test_floats_slightly_outside_of_the_usual_range_are_not_black(low, high, note):
     array = np.linspace(low, high, 400).reshape(20, 20)
     [field], description = described(array)[0].values(), described(array)[1]
-    assert field.note.replace(".00", "") == note
+    assert field.note.replace(".00", "").replace(".0", "") == f"drawn from {note}"
     assert decode(description.buffers[0]).max() == 255
+
+
+@pytest.mark.parametrize("array", [np.arange(64.0).reshape(8, 8), RANDOM.random((8, 8, 3)) * 200])
+def test_floats_of_a_converted_image_are_drawn_as_its_bytes(array):
+    assert described(array)[0][""].note == "drawn from 0 to 255"
+
+
+def test_complex_numbers_are_drawn_as_the_logarithm_of_their_magnitude():
+    """One large number does not make all others black."""
+    array = np.full((16, 16), 1 + 1j)
+    array[0, 0], array[1, 1], array[2, 2] = 1e6, 0, np.nan
+    by_path, description = described(array)
+    pixels = decode(description.buffers[0])
+    assert by_path[""].note == "logarithm of the magnitude; not finite: pink"
+    assert pixels[0, 0].max() == 255 > pixels[5, 5].max() > pixels[1, 1].max() == 0
+    assert described(np.zeros((16, 16), complex))[0][""].note == "logarithm of the magnitude"
 
 
 def test_all_channels_of_a_signal_are_drawn():
@@ -366,3 +384,29 @@ def test_optical_flow_has_hues_by_direction_and_white_where_nothing_moves():
     drawn = decode(description.buffers[by_path["flow"].picture])
     assert (tuple(drawn[0, 0]), tuple(drawn[0, 15])) == ((255, 0, 0), (255, 255, 255))
     assert tuple(drawn[15, 15]) == (214, 39, 140)
+
+
+def test_an_image_without_objects_has_no_boxes():
+    sample = {"image": RGB, "boxes": np.zeros((0, 4), np.float32), "labels": np.zeros(0, np.int64)}
+    by_path, _ = described(sample)
+    assert (by_path["boxes"].kind, by_path["boxes"].summary, by_path["boxes"].picture) == ("boxes", "no boxes", -1)
+    assert by_path["labels"].summary == "no elements"
+
+
+def test_the_elements_of_a_small_matrix_are_listed():
+    by_path, _ = described({"pose": np.eye(4), "edge_index": EDGES.repeat(5, axis=1), "mean": np.arange(3.0)})
+    assert "[0., 1., 0., 0.]" in by_path["pose"].text
+    assert by_path["edge_index"].kind == "array"
+    assert by_path["edge_index"].text
+    assert (by_path["mean"].summary, by_path["mean"].figures) == ("[0, 1, 2]", None)
+
+
+def test_a_few_whole_numbers_have_a_bin_each():
+    by_path, _ = described(np.array([3, 3, 5, 7, 7, 7, 9]))
+    assert by_path[""].figures.histogram == (2, 0, 1, 0, 3, 0, 1)
+
+
+@pytest.mark.parametrize("name", ["id", "user_id", "role"])
+def test_the_name_of_a_sample_or_of_a_speaker_does_not_represent_it(name):
+    _, description = described({name: "abc", "text": "hello"})
+    assert description.fields[description.cover].path == "text"

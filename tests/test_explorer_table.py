@@ -25,6 +25,7 @@ from nbloader.explorer.problems import Check, Form, find_problems
 from nbloader.explorer.reader import ReadSample, Request, SampleReader, scan_request
 from nbloader.explorer.scan import AHEAD, Scan
 from nbloader.explorer.table import BINS, LARGEST_GROUPS, OTHERS, SampleTable
+from nbloader.explorer.tables import rows_of
 from nbloader.explorer.view import View
 
 pytestmark = pytest.mark.unit
@@ -447,10 +448,12 @@ def test_a_scan_requests_little_ahead_and_repeats_nothing_after_a_pause():
 
 
 def test_missing_values_of_a_table_are_missing_and_not_numbers_that_are_not_finite():
-    rows = [{"age": 1.5 + at, "city": f"town {at}", "when": np.datetime64("2024-01-01")} for at in range(20)]
-    rows[3] = {"age": math.nan, "city": math.nan, "when": np.datetime64("NaT")}
-    rows[7] = {**rows[7], "city": None}
-    rows[9] = {**rows[9], "age": math.inf}
+    pandas = pytest.importorskip("pandas")
+    cells = [{"age": 1.5 + at, "city": f"town {at}", "when": np.datetime64("2024-01-01")} for at in range(20)]
+    cells[3] = {"age": math.nan, "city": math.nan, "when": np.datetime64("NaT")}
+    cells[7] = {**cells[7], "city": None}
+    cells[9] = {**cells[9], "age": math.inf}
+    rows = rows_of(pandas.DataFrame(cells))
     reader, table = SampleReader(rows, {}, (), tabular=True), SampleTable()
     for index in range(len(rows)):
         table.add(index, reader[scan_request(index)])
@@ -466,4 +469,24 @@ def test_missing_values_of_a_table_are_missing_and_not_numbers_that_are_not_fini
     fields = {field["path"]: field["summary"] for field in json.loads(reader[Request(3)].content)["fields"]}
     assert fields == {"age": "missing", "city": "missing", "when": "missing"}
     assert table.sortable().count("age") == 1
-    assert SampleReader(rows, {}, ())[Request(3)].content.count("missing") == 0, "NaN in a sample is a number"
+    assert SampleReader(cells, {}, ())[Request(3)].content.count("missing") == 0, "NaN in a sample is a number"
+    assert rows_of(pandas.Series([1.0, math.nan]))[1] is None
+
+
+def test_nan_in_another_table_than_that_of_pandas_is_a_number():
+    class Frame:
+        """As polars has it, in which null is missing."""
+
+        def __len__(self):
+            return 2
+
+        def iter_rows(self):
+            raise NotImplementedError
+
+        def row(self, index, named):
+            return {"age": [math.nan, None][index]}
+
+    reader, table = SampleReader(rows_of(Frame()), {}, (), tabular=True), SampleTable()
+    for index in range(2):
+        table.add(index, reader[scan_request(index)])
+    assert (list(table.problems()["not finite"]), list(table.problems()["missing"])) == ([0], [1])

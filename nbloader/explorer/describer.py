@@ -85,7 +85,7 @@ def describe(
         hints: Kinds of fields, as the user states them.
         tokenizer: Turns token ids into text.
         root: Folder of the dataset's files.
-        tabular: Whether the sample is a row of a table, in which NaN is a missing value.
+        tabular: Whether the sample is a row of a table, in which None is a missing value.
     """
     pictures = _overview(sample)
     context = Context(view or View(), names, normalization, pictures, tokenizer=tokenizer, root=root, tabular=tabular)
@@ -192,7 +192,7 @@ class _Describer:
         device = getattr(content, "device", None)
         if device is not None and str(device) != "cpu":
             field.note = joined(field.note, f"on {clean(device, SUMMARY)}")
-        if self._context.view.full and array.ndim:
+        if self._context.view.full and array.ndim and array.size > FEW:  # fewer are listed themselves
             field.figures = figures_of(array, FULL_ELEMENTS)
 
     def _cover(self) -> int:

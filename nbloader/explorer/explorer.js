@@ -190,7 +190,7 @@ export async function mount({ model, el, styles, asset, load }) {
     header.hidden = mode !== "table" || !empty.hidden;
     write(empty, orderName === "all" ? "There are no samples: the dataset is empty." : `No samples: ${ORDERS[orderName].toLowerCase()}.`);
     const from = first - headingsBefore(first), to = last - headingsBefore(last);
-    const shown = to > from ? `${whole(from)} to ${whole(to - 1)} of ${whole(count() - headingsBefore(count()))}` : "";
+    const shown = to > from ? `${order ? "" : "samples "}${whole(order ? from + 1 : from)} to ${whole(order ? to : to - 1)} of ${whole(count() - headingsBefore(count()))}` : "";
     write(status, gone() ? "The kernel is gone." : shown);
   };
 
@@ -300,7 +300,7 @@ export async function mount({ model, el, styles, asset, load }) {
       cell.className = "nbx-cell nbx-sorts";
     }
     const hidden = columns.slice(fitting().length), more = columns.length >= COLUMNS ? " or more" : "";
-    if (hidden.length) make("span", "nbx-more", header, `+${hidden.length}${more}`).title = `Also: ${hidden.join(", ")}${more}. Open a sample to see all.`;
+    if (hidden.length) make("span", "nbx-more", header, `+${hidden.length}`).title = `Also: ${hidden.join(", ")}${more}. Open a sample to see all.`;
     header.style.paddingRight = `${LINE_PADDING + scroller.offsetWidth - width}px`;  // lines end at the scroll bar
   };
 

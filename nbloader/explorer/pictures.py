@@ -125,14 +125,28 @@ def picture_of(array: NDArray[Any], layout: Layout, side: int, limits: Limits | 
     return Picture(png(image), width, height, note)
 
 
-def limits_of(array: NDArray[Any]) -> Limits | None:
-    """Return which values of a picture or a stack of them are black and white; None if they are not numbers."""
+def limits_of(array: NDArray[Any], *, colored: bool = False) -> Limits | None:
+    """Return which values of a picture or a stack of them are black and white; None if they are not numbers.
+
+    Args:
+        array: The picture or the stack.
+        colored: Whether a picture has several channels.
+    """
     figures = figures_of(thinned(array, CARD_ELEMENTS))
     if figures is None:
         return None
     if figures.minimum is None or figures.maximum is None:
         return Limits(0.0, 1.0, "no finite value")
-    return Limits(*_range(figures.minimum, figures.maximum, array.dtype))
+    if array.dtype.kind not in "iu" and not colored and 1 + NARROW < figures.maximum <= BYTE and not _is_whole(array):
+        return _own_range(figures.minimum, figures.maximum)  # of a measurement, such as a depth in meters
+    return _range(figures.minimum, figures.maximum, array.dtype)
+
+
+def _is_whole(array: NDArray[Any]) -> bool:
+    """Whether floats are whole numbers, as those of a converted image are."""
+    part = thinned(array, CARD_ELEMENTS)
+    finite = part[np.isfinite(part)]
+    return bool((finite == np.rint(finite)).all())
 
 
 def _to_bytes(small: NDArray[Any], whole: NDArray[Any], limits: Limits | None) -> tuple[Pixels, str] | None:
@@ -147,11 +161,11 @@ def _to_bytes(small: NDArray[Any], whole: NDArray[Any], limits: Limits | None) -
         return small, ""
     if small.dtype == np.bool_:
         return small.astype(np.uint8) * np.uint8(BYTE), "False is black"
-    limits = limits or limits_of(whole)
+    if small.dtype.kind == "c":
+        small, limits = _magnitude(small)
+    limits = limits or limits_of(whole, colored=whole.shape[2] > 1)
     if limits is None:
         return None
-    if small.dtype.kind == "c":
-        small = np.abs(small)
     low, high, note = limits
     with np.errstate(all="ignore"):
         values = small.astype(np.float64)
@@ -165,22 +179,36 @@ def _to_bytes(small: NDArray[Any], whole: NDArray[Any], limits: Limits | None) -
     return image, note
 
 
-def _range(low: float, high: float, dtype: np.dtype[Any]) -> tuple[float, float, str]:
+def _magnitude(pixels: NDArray[Any]) -> tuple[NDArray[Any], Limits]:
+    """Return the logarithm of the magnitude of complex numbers. A few are often a thousand times the others."""
+    with np.errstate(all="ignore"):
+        magnitude = np.abs(pixels).astype(np.float64)
+        positive = magnitude[np.isfinite(magnitude) & (magnitude > 0)]
+        logarithm = np.log1p(magnitude / (np.median(positive) if positive.size else 1.0))
+        high = float(logarithm[np.isfinite(logarithm)].max(initial=0.0))
+    return logarithm, Limits(0.0, high or 1.0, "logarithm of the magnitude")
+
+
+def _range(low: float, high: float, dtype: np.dtype[Any]) -> Limits:
     """Return which values are black and white: a range usual for the type if the values fill it, else their own."""
     if dtype.kind in "iu":
         if low >= 0 and high <= BYTE and high > 1:
-            return 0.0, BYTE, "0 to 255"
+            return Limits(0.0, BYTE, "drawn from 0 to 255")
         if dtype == np.uint16 and high > SHORT // 4:
-            return 0.0, SHORT, "0 to 65535"
+            return Limits(0.0, SHORT, "drawn from 0 to 65535")
     elif (low >= 0 and high <= 1) or (low >= -NARROW and 1 / 2 < high <= 1 + NARROW):
-        return 0.0, 1.0, "0 to 1"
+        return Limits(0.0, 1.0, "drawn from 0 to 1")
     elif low >= -1 - NARROW and high <= 1 + NARROW:
-        return -1.0, 1.0, "-1 to 1"
+        return Limits(-1.0, 1.0, "drawn from -1 to 1")
     elif low >= 0 and BYTE / 8 < high <= BYTE:
-        return 0.0, BYTE, "0 to 255"
+        return Limits(0.0, BYTE, "drawn from 0 to 255")
+    return _own_range(low, high)
+
+
+def _own_range(low: float, high: float) -> Limits:
     if low == high:
-        return low - 1, high + 1, f"constant {number(low)}"
-    return low, high, f"{number(low)} to {number(high)}"
+        return Limits(low - 1, high + 1, f"constant {number(low)}")
+    return Limits(low, high, f"drawn from {number(low)} to {number(high)}")
 
 
 def shrink(pixels: NDArray[Any], side: int, *, average: bool = True) -> NDArray[Any]:

@@ -9,8 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from nbloader.explorer.adapters import Adapted
 
+MISSING_SIGNS = ("NAType", "NaTType")
+"""Types of pandas with the single value that is missing."""
 MAX_GROUPS = 2
 """Maximum number of row groups of a Parquet file that are kept."""
 
@@ -24,7 +28,7 @@ def rows_of(x: Any) -> Adapted | None:
     if hasattr(x, "iloc") and hasattr(x, "columns"):  # pandas: x[0] would be a column
         return Adapted(len(x), partial(_of_pandas, x))
     if hasattr(x, "iloc") and hasattr(x, "to_list"):  # a column of pandas: x[0] would be the row with this label
-        return Adapted(len(x), x.iloc.__getitem__)
+        return Adapted(len(x), partial(_of_pandas_column, x))
     if hasattr(x, "collect") and hasattr(x, "collect_schema"):
         raise TypeError("a LazyFrame has no rows before it is executed: pass frame.collect()")
     if hasattr(x, "row") and hasattr(x, "iter_rows"):  # polars
@@ -141,7 +145,20 @@ class ParquetGroups:
 
 
 def _of_pandas(frame: Any, index: int) -> Any:
-    return frame.iloc[index].to_dict()
+    return {name: _without_signs(value) for name, value in frame.iloc[index].to_dict().items()}
+
+
+def _of_pandas_column(column: Any, index: int) -> Any:
+    return _without_signs(column.iloc[index])
+
+
+def _without_signs(value: Any) -> Any:
+    """Return None for what stands for a missing value in pandas. In other tables, NaN is a number."""
+    if isinstance(value, (np.datetime64, np.timedelta64)):
+        return None if np.isnat(value) else value
+    if isinstance(value, (float, np.floating)):
+        return None if np.isnan(value) else value
+    return None if type(value).__name__ in MISSING_SIGNS else value
 
 
 def _of_polars(frame: Any, index: int) -> Any:

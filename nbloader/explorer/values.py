@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 BINS = 32
-"""Number of bins of a histogram."""
+"""Maximum number of bins of a histogram."""
 CARD_ELEMENTS = 1 << 15
 """Maximum number of elements from which the figures of a card are computed; `FULL_ELEMENTS` for a full sample."""
 FULL_ELEMENTS = 1 << 21
@@ -39,7 +39,10 @@ class ArrayFigures:
     inf: float
     """Share of the elements that are infinite, 0 to 1."""
     histogram: tuple[int, ...]
-    """Number of elements per bin, in equal bins from `minimum` to `maximum`; empty if these are equal or None."""
+    """Number of elements per bin, in equal bins from `minimum` to `maximum`; empty if these are equal or None.
+
+    A few whole numbers have a bin each.
+    """
 
 
 def as_array(value: Any) -> NDArray[Any] | None:
@@ -207,8 +210,9 @@ def figures_of(array: NDArray[Any], limit: int = FULL_ELEMENTS) -> ArrayFigures 
 def _histogram(finite: NDArray[np.float64], low: float, high: float) -> tuple[int, ...]:
     if low == high:
         return ()
-    position = unit_range(finite, low, high)
-    bins = np.clip((position * BINS).astype(np.int64), 0, BINS - 1)
+    if high - low < BINS and (finite == np.rint(finite)).all():
+        return tuple(np.bincount((finite - low).astype(np.int64)).tolist())
+    bins = np.clip((unit_range(finite, low, high) * BINS).astype(np.int64), 0, BINS - 1)
     return tuple(np.bincount(bins, minlength=BINS).tolist())
 
 

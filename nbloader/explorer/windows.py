@@ -25,6 +25,10 @@ TAILS = (1, 99)
 """Percentiles that are black and white in the window without tails."""
 
 
+_ONE = ("drawn from 0 to 1", "drawn from -1 to 1", "drawn from 0 to 255", "constant", "no ")
+"""Beginnings of the notes of pictures that have one window."""
+
+
 def windows_of(array: NDArray[Any]) -> list[tuple[str, Limits]]:
     """Return the windows in which an array can be seen, by name, the default one first; none if there is no choice.
 
@@ -34,12 +38,12 @@ def windows_of(array: NDArray[Any]) -> list[tuple[str, Limits]]:
     if array.dtype.kind not in "iuf" or array.dtype == np.uint8:
         return []
     limits, values = limits_of(array), numbers(array, CARD_ELEMENTS)
-    if limits is None or values is None or limits.note.startswith(("0 to 1", "-1 to 1", "0 to 255", "constant", "no ")):
+    if limits is None or values is None or limits.note.startswith(_ONE):
         return []
     finite = values[np.isfinite(values)]
     low, high = (float(edge) for edge in np.percentile(finite, TAILS))
     every = ("all values", limits)
-    tails = [("1 to 99%", Limits(low, high, f"{number(low)} to {number(high)}"))] if low < high else []
+    tails = [("1 to 99%", Limits(low, high, f"drawn from {number(low)} to {number(high)}"))] if low < high else []
     if not (finite.min() <= AIR and DENSE <= finite.max() <= HIGHEST):
         return [every, *tails]
     tissues = [

@@ -25,7 +25,7 @@ COLUMNS = {
     "Rate": "Batches that it produces per second while an epoch runs, over the same time as the throughput above",
     "Errors": "Batches in which it raised an exception",
     "CPU": "Share of one core that its process has used since the update before",
-    "Memory": "Memory of its process alone + memory that it shares with others",
+    "Memory": "Memory of its process alone + memory that it shares with others. The sum, until both are known of all",
     "Restarts": "How often it was replaced",
 }
 """Headings and their tooltips. The live view adds a column of buttons."""
@@ -123,7 +123,7 @@ def look_of(state: str) -> str:
 
 def _row(w: WorkerStats, s: Snapshot) -> dict[str, Any]:
     state = state_word(w, s)
-    cells = _cells(w, state, running=s.state in ("running", "paused"))
+    cells = _cells(w, state, running=s.state in ("running", "paused"), parts=_memory_parts_known(s))
     row = {
         "id": w.worker,
         "incarnation": incarnation(w.pid, w.restarts),
@@ -158,9 +158,14 @@ def _nodes(s: Snapshot) -> dict[str, str]:
     }
 
 
-def _cells(w: WorkerStats, state: str, *, running: bool) -> tuple[_Cell, ...]:
+def _memory_parts_known(s: Snapshot) -> bool:
+    """Whether private and shared memory of all workers were measured: one is measured at a time."""
+    return all(w.private is not None and w.shared is not None for w in s.workers if w.rss is not None)
+
+
+def _cells(w: WorkerStats, state: str, *, running: bool, parts: bool) -> tuple[_Cell, ...]:
     """The cells of a row, in the order of `COLUMNS`."""
-    memory = w.private if w.private is not None else w.rss
+    memory = w.private if parts else w.rss
     return (
         _Cell(_name(w), w.worker),
         _Cell(state, state),
@@ -170,7 +175,7 @@ def _cells(w: WorkerStats, state: str, *, running: bool) -> tuple[_Cell, ...]:
         _Cell(f"{number(w.batches_per_second)}/s" if running else _NONE, round(w.batches_per_second, 3)),
         _Cell(f"{w.errors:,}" if w.errors else _NONE, w.errors),
         _Cell(_NONE if w.cpu_percent is None else f"{w.cpu_percent:.0f}%", round(w.cpu_percent or 0)),
-        _Cell(_memory(w), -1 if memory is None else round(memory, -6)),
+        _Cell(_memory(w, parts=parts), -1 if memory is None else round(memory, -6)),
         _Cell(str(w.restarts), w.restarts),
     )
 
@@ -191,9 +196,9 @@ def _current(w: WorkerStats) -> str:
     return f"{w.batch}{sample}{lasts}"
 
 
-def _memory(w: WorkerStats) -> str:
-    """Private and shared memory; the resident size if these are unknown."""
-    if w.private is None or w.shared is None:
+def _memory(w: WorkerStats, *, parts: bool) -> str:
+    """Private and shared memory; the resident size if these are unknown of a worker, so that all can be compared."""
+    if not parts or w.private is None or w.shared is None:
         return _NONE if w.rss is None else megabytes(round(w.rss, -6))
     return f"{round(w.private / 1e6):,} + {round(w.shared / 1e6):,} MB"
 

@@ -30,11 +30,13 @@ class Array(Kind):
             return
         field.summary = self.value.shape_and_type
         if not array.size:
-            field.note = "no elements"
+            field.summary = "no elements"
         elif not self.value.numbers.size:
             field.text = long_repr(array) if view.full else ""
         elif not view.full or max(array.shape) == array.size:
             field.summary = _few_numbers(array) or field.summary
+        else:
+            field.text = long_repr(array)
 
 
 def _few_numbers(array: NDArray[Any]) -> str:

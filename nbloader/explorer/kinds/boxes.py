@@ -33,6 +33,8 @@ class Boxes(Kind):
 
         Rows of five, as for YOLO, are a class and the center and size as fractions.
         """
+        if _has_no_rows(value):
+            return "box" in value.name
         array = value.numbers
         if array.ndim == 1:
             return array.size == 4 and "box" in value.name and bool(value.context.pictures)
@@ -52,12 +54,12 @@ class Boxes(Kind):
 
     def describe(self) -> None:
         """Count the boxes."""
-        count = len(np.atleast_2d(self.value.numbers))
-        self.field.summary = f"{count:,} {'box' if count == 1 else 'boxes'}"
+        count = 0 if _has_no_rows(self.value) else len(np.atleast_2d(self.value.numbers))
+        self.field.summary = f"{count:,} {'box' if count == 1 else 'boxes'}" if count else "no boxes"
 
     def belongs_to(self, picture: Field) -> bool:  # noqa: ARG002 - to the first picture
-        """Return that any picture will do."""
-        return True
+        """Return that any picture will do, unless there is nothing to draw over it."""
+        return not _has_no_rows(self.value)
 
     def draw_over(self, pixels: Pixels, picture: Field) -> Drawn:
         """Draw the outlines of the boxes over the picture."""
@@ -135,6 +137,13 @@ def _classes(value: Value, count: int) -> NDArray[Any]:
         if classes is not None and classes.shape == (count,) and classes.dtype.kind in "iu":
             return classes
     return NO_NUMBERS
+
+
+def _has_no_rows(value: Value) -> bool:
+    """Whether these are the boxes of a picture without objects: an array with the columns of boxes, but no rows."""
+    return (
+        value.array is not None and value.array.ndim == 2 and len(value.array) == 0 and value.array.shape[1] in (4, 5)
+    )
 
 
 def _is_yolo(array: NDArray[Any]) -> bool:

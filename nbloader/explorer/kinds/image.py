@@ -74,7 +74,7 @@ def show(field: Field, array: NDArray[Any], layout: pictures.Layout, context: Co
     if undone is not None:
         shown = Shown(undone, "HWC")
     elif not context.view.scan:
-        shown = shown._replace(limits=_limits(field, layout, context, whole))
+        shown = shown._replace(limits=_limits(field, shown, context, whole))
     if context.draws_picture:
         context.show(field, pictures.picture_of(shown.array, shown.layout, context.view.side, shown.limits))
         if undone is not None:
@@ -84,15 +84,18 @@ def show(field: Field, array: NDArray[Any], layout: pictures.Layout, context: Co
     return shown
 
 
-def _limits(field: Field, layout: pictures.Layout, context: Context, whole: NDArray[Any]) -> pictures.Limits | None:
+def _limits(field: Field, shown: Shown, context: Context, whole: NDArray[Any]) -> pictures.Limits | None:
     """Return which values are black and white, and tell the JavaScript half which windows there are."""
-    windows = windows_of(whole) if layout == "HW" else []
+    windows = windows_of(whole) if shown.layout == "HW" else []
     if len(windows) > 1:
         chosen = min(max(context.choice(field.path, 0, "window"), 0), len(windows) - 1)
         if context.view.full:
             field.data |= {"windows": [name for name, _limits in windows], "window": chosen}
         return windows[chosen][1]
-    return None if whole.dtype.kind in "bc" or whole.dtype == "uint8" else pictures.limits_of(whole)
+    if whole.dtype.kind in "bc" or whole.dtype == "uint8":
+        return None
+    colored = pictures.rows_columns(shown.array, shown.layout).shape[2] > 1
+    return pictures.limits_of(whole, colored=colored)
 
 
 def _layout(value: Value, least: int = pictures.MIN_SIDE) -> pictures.Layout | None:

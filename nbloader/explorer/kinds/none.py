@@ -1,16 +1,9 @@
-"""None, and in the row of a table whatever else stands for a missing value."""
+"""None, which is a missing value in the row of a table."""
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-
 from nbloader.explorer.kinds.base import Kind, Value
 from nbloader.explorer.problems import MISSING, Form
-
-SIGNS = ("NAType", "NaTType")
-"""Types of pandas with the single value that is missing."""
 
 
 class Nothing(Kind):
@@ -21,8 +14,8 @@ class Nothing(Kind):
 
     @classmethod
     def recognizes(cls, value: Value) -> bool:
-        """Return whether the value is None, or missing in a table."""
-        return value.content is None or (value.context.tabular and _is_missing(value.content))
+        """Return whether the value is None."""
+        return value.content is None
 
     def describe(self) -> None:
         """Say so."""
@@ -32,11 +25,3 @@ class Nothing(Kind):
     def form(self) -> Form:
         """Return no form of its own for a value that is missing: the values of a column have one form."""
         return Form(self.field.path, MISSING, "") if self.context.tabular else super().form()
-
-
-def _is_missing(content: Any) -> bool:
-    if isinstance(content, (np.datetime64, np.timedelta64)):
-        return bool(np.isnat(content))
-    if isinstance(content, (float, np.floating)):
-        return bool(np.isnan(content))
-    return type(content).__name__ in SIGNS

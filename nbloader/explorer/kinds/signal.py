@@ -29,8 +29,8 @@ class Signal(Kind):
 
     @classmethod
     def recognizes(cls, value: Value) -> bool:
-        """Return whether the array is a line of more than a few numbers, or has few lines."""
-        return _lines(value.numbers).size > FEW
+        """Return whether the array is a line of more than a few numbers, or has few lines, but no edges."""
+        return "edge_index" not in value.name and _lines(value.numbers).size > FEW
 
     @classmethod
     def fits(cls, value: Value) -> bool:

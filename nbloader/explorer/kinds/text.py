@@ -7,6 +7,9 @@ from nbloader.explorer.field import SUMMARY
 from nbloader.explorer.kinds.base import Cover, Kind, Value
 from nbloader.explorer.texts import printable
 
+NAMES = ("id", "key", "__key__", "role")
+"""Names of strings that name something: the sample, or who speaks in a chat."""
+
 
 class Text(Kind):
     """A string, of which the beginning is shown."""
@@ -32,5 +35,6 @@ class Text(Kind):
             field.note = f"the first {limit:,} of {len(text):,} characters"
 
     def cover(self) -> Cover:
-        """Return that a text says more than a number."""
-        return Cover.TEXT
+        """Return that a text says more than a number, unless it is only the name of something."""
+        name = self.value.name
+        return Cover.OTHER if name in NAMES or name.endswith("_id") else Cover.TEXT
