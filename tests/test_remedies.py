@@ -31,15 +31,16 @@ from PIL import Image
 
 import nbloader
 from nbloader.events.stack_samples import CodeLine, StackCount
-from nbloader.loader.remedy_search import Samples, Scout, search
+from nbloader.loader.remedy_search import Samples, Scout, results_of, search
 from nbloader.metrics.hot_lines import HotLine, HotLines, find_hot_lines
 from nbloader.remedies.advice import Advice, short_advice
+from nbloader.remedies.changed_lines import changed_lines
 from nbloader.remedies.difference import difference
 from nbloader.remedies.kinds import REMEDIES
 from nbloader.remedies.pictures import pictures_of, size_of
-from nbloader.remedies.results import RemedyResult
+from nbloader.remedies.results import Remedies, RemedyResult
 from nbloader.remedies.site import UNKNOWN, Edit, Facts, locate, site_of
-from nbloader.remedies.trial import CannotTryError, Cost, code_of
+from nbloader.remedies.trial import CannotTryError, Cost, Kept, code_of
 
 pd = pytest.importorskip("pandas")
 BY_NAME = {remedy.name: remedy for remedy in REMEDIES}
@@ -1843,6 +1844,28 @@ def test_a_remedy_is_tried_on_the_samples_and_nothing_is_changed(archive):
     assert "kept_load" not in globals()
 
 
+class Volumes:
+    """Takes fifty samples from each of four volumes, which it computes for each sample."""
+
+    def __len__(self):
+        return 200
+
+    def __getitem__(self, index):
+        number = index // 50
+        volume = np.sort(np.sqrt(np.arange(100_000.0) % (number + 2)))
+        return torch.from_numpy(volume[index % 50 :: 50] + np.random.random())
+
+
+def test_a_cache_takes_the_memory_of_the_results_that_samples_share():
+    with nbloader.DataLoader(Volumes(), batch_size=8, num_workers=1) as loader:
+        found = profiled(loader).remedies(samples=20)
+    (cache,) = (one for one in found if one.name == "same-each-epoch")
+    assert cache.cached.results == 4
+    assert cache.cached.samples >= 20
+    assert cache.kept_in_all < 6 * cache.kept
+    assert "samples share 4 results of" in str(cache)
+
+
 class Prepared(Archive):
     """Gets its file from `worker_init_fn` in each worker, and warns about what it reads."""
 
@@ -1909,9 +1932,90 @@ def test_a_change_that_is_far_slower_is_not_tried_on_all_samples(monkeypatch):
     found, measured = search_in_quick()
     assert len(measured) == 1
     assert re.match(
-        r"Nothing that nbloader knows makes `Quick.__getitem__` \(here:1\) faster: one change was tried on samples, "
-        r"and gained too little or gave other values\. Change the line yourself",
+        r"Nothing that nbloader knows makes `Quick.__getitem__` \(here:1\) faster\. What remains: keep results with "
+        r"nbloader\.cached, use more workers where cores are free, or make the samples smaller\.\n\n"
+        r"Tried without gain: slower \(0\.00x\)\.$",
         repr(found),
+    )
+
+
+def test_the_share_of_libraries_is_named_if_nothing_helps():
+    line = line_of(Quick.__getitem__, 1)
+    own, inner = CodeLine(line.file, line.function, line.line), CodeLine(np.__file__, "sort", 3)
+    stacks = (StackCount((own, inner), 30.0, 5.0), StackCount((own,), 10.0, 0.0), StackCount((inner,), 99.0, 0.0))
+    found = search(HotLines(lines=(line,), samples=100, stacks=stacks), Samples(Quick(), None, (), False), None, None)
+    assert "faster, and at least 75% of its CPU time is spent inside libraries. What remains:" in repr(found)
+    assert "Tried" not in repr(found)
+    assert "at least 75% of its CPU time" in found._repr_html_()
+
+
+def result(name, gain, changed=(), **fields):
+    """A remedy of a line that was tried."""
+    proposal = nbloader.remedies.remedy.Proposal("Why.", "Instead.", saves=fields.pop("saves", "time"))
+    usual = {"samples": 9, "before": Cost(gain, 0.0), "after": Cost(1.0, 0.0), "changed": frozenset(changed)}
+    return RemedyResult(line_of(Archive.__getitem__, 1), name, proposal, **{**usual, **fields})
+
+
+def test_remedies_that_replace_the_same_code_are_alternatives():
+    found = [result("a", 4.0, [2]), result("b", 3.0, [5]), result("c", 2.0, [2, 3]), result("d", 1.5, saves="threads")]
+    failed = [
+        result("e", 1.02), result("f", 2.0, difference=difference([1], [1, 2])),
+        result("g", 1.0, samples=0, problem="the rewritten code raises TypeError: x\ny"),
+        result("h", 1.0, samples=0, problem="it takes 9 GB of memory"),
+    ]  # fmt: skip
+    remedies = Remedies(found, "", failed)
+    assert [one.name for one in remedies] == ["a", "c", "b", "d"]
+    choice, *each, tried = repr(remedies).split("\n\n")
+    assert choice.startswith("Choose one of these two: they replace the same code")
+    assert each == [str(one) for one in remedies]
+    assert tried == (
+        "Tried without gain: e (1.02x), f (2.00x, other values), g (failed: TypeError: x y), "
+        "h (not tried: it takes 9 GB of memory)."
+    )
+    html = remedies._repr_html_()
+    assert html.count("Choose one of these") == 1
+    assert tried in html
+    three = repr(Remedies([result(name, 2.0, [2]) for name in "abc"]))
+    assert "Choose one of these three" in three
+    assert "Tried without" not in three
+
+
+def test_the_lines_that_a_proposal_replaces_are_known(tmp_path):
+    function = defined(tmp_path, "def f(p):\n    a = p\n    b = a\n    return b")
+    site = sites(function)[1]
+    for code, lines, more in (
+        ("def f(p):\n    a = 1\n    b = a\n    return b", {2}, {}),
+        ("def f(p):\n    a = p\n    return 2", {3, 4}, {}),
+        ("def f(p):\n    a = p\n    x()\n    b = a\n    return b", {3}, {}),
+        ("", {2}, {}),
+        ("def f(p):\n    one_thread()", set(), {"saves": "threads"}),
+    ):
+        proposal = nbloader.remedies.remedy.Proposal("Why.", "Instead.", code, **more)
+        assert changed_lines(site, proposal) == lines
+
+
+@pytest.mark.parametrize(("samples", "per_file"), [(1000, 100), (1000, 20), (100, 2), (200, 3), (30, 5), (500, 1)])
+def test_the_results_of_a_cache_are_estimated_from_the_arguments_that_samples_share(samples, per_file):
+    estimates = []
+    for seed in range(50):
+        tried = random.Random(seed).sample(range(samples), 30)
+        kept = Kept(1, len({index // per_file for index in tried}), len(tried))
+        estimates.append(results_of(samples, kept))
+    files = samples / per_file
+    assert 0.6 * files <= np.median(estimates) <= 1.7 * files
+    assert max(estimates) <= samples
+
+
+def test_a_cache_with_several_results_per_sample_needs_room_for_all():
+    assert results_of(1000, Kept(1, 60, 30)) == 2000
+    assert results_of(1000, Kept(1, 30, 30)) == 1000
+    assert (
+        "The cache takes 30.0 MB for all samples, 1.00 MB for each."
+        in result("x", 2.0, cached=Kept(30_000_000, 30, 30), kept_in_all=3e7).measurement()
+    )
+    assert (
+        "The cache takes about 5.00 MB for all samples: in the trial, 30 samples share 3 results of 1.00 MB."
+        in result("x", 2.0, cached=Kept(3_000_000, 3, 30), kept_in_all=5e6).measurement()
     )
 
 
@@ -1969,8 +2073,7 @@ def test_a_cache_whose_calls_raise_has_no_gain_and_is_said_to_raise(monkeypatch)
     found, measured = search_in_quick()
     assert len(found) == 0
     assert len(measured) == 1, "the others would raise the same"
-    assert "A change could not be tried: the rewritten code raises TypeError: cannot be compared" in repr(found)
-    assert "tried on samples" not in repr(found)
+    assert "Tried without gain: unfit (failed: TypeError: cannot be compared)." in repr(found)
 
 
 OPENED = """\

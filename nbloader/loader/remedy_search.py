@@ -12,21 +12,22 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 from nbloader._platform import available_memory
-from nbloader._util.code_places import place_of, source_line
+from nbloader._util.code_places import is_library, place_of, source_line
 from nbloader._util.format import clean, megabytes
 from nbloader.cache.sample_cache import MEMORY_SHARE
 from nbloader.diagnose.what_if import Prediction
 from nbloader.diagnose.without_line import LineTime
 from nbloader.errors import NbloaderError
 from nbloader.events.stack_samples import CodeLine, StackCount
-from nbloader.metrics.hot_lines import HotLine, HotLines
+from nbloader.metrics.hot_lines import HotLine, HotLines, blamed_line
+from nbloader.remedies.changed_lines import changed_lines
 from nbloader.remedies.difference import array_of
 from nbloader.remedies.kinds import REMEDIES
 from nbloader.remedies.pictures import size_of
 from nbloader.remedies.remedy import Proposal
 from nbloader.remedies.results import Remedies, RemedyResult, best_of, summed
 from nbloader.remedies.site import NO_FACTS, Facts, Site, locate, replaceable
-from nbloader.remedies.trial import Measured, Trial
+from nbloader.remedies.trial import Kept, Measured, Trial
 from nbloader.workers.worker_info import ProcessContext, get_worker_info
 
 MIN_SHARE = 0.05
@@ -50,6 +51,13 @@ TRIAL_SECONDS = 10.0
 """A trial ends with the measurement in which it has taken so long."""
 SEARCH_SECONDS = 60.0
 """No trial begins after this time."""
+
+NOTABLE = 0.01
+"""Smallest share of CPU time in libraries that is named."""
+REMAINS = (
+    "What remains: keep results with nbloader.cached, use more workers where cores are free, or make the samples "
+    "smaller."
+)
 
 Run = Callable[[Any], "Iterable[Any]"]
 """Runs a dataset, such as a trial, in a spare worker, and returns its items. The worker ends with the iteration."""
@@ -256,12 +264,14 @@ def search(
                 report(found.name, number, len(known))
             shown.begin(found.site.line.place)
             one = _tried(found, samples, run, shown, end)
+            one = replace(one, changed=changed_lines(found.site, one.proposal))
             if one.proposal.saves == "lock":
                 one = replace(one, locked=_lock_wait(hot, one.line))
             tried.append(_predicted(one, hot, predict))
     helping = sorted((one for one in tried if one.helps), key=_rank)
-    nothing = f"{_nothing_helps(lines[0], sites, tried)} {hot.elsewhere}".rstrip()
-    return Remedies(helping, "" if helping else nothing)
+    useless = [one for one in tried if not one.helps and (one.samples or one.problem != one.proposal.untried)]
+    note = "" if helping else f"{_nothing_helps(lines[0], sites, hot)} {hot.elsewhere}".rstrip()
+    return Remedies(helping, note, useless)
 
 
 def _rank(found: RemedyResult) -> tuple[bool, float]:
@@ -338,18 +348,27 @@ def _lock_wait(hot: HotLines, line: HotLine) -> float:
     return sum(one.waiting for one in here if one.source.startswith("with "))
 
 
-def _nothing_helps(slowest: HotLine, sites: Sequence[Site], tried: Sequence[RemedyResult]) -> str:
-    """Say that nothing is known for the slowest line, or helps, and what else to do."""
+def _nothing_helps(slowest: HotLine, sites: Sequence[Site], hot: HotLines) -> str:
+    """Say that nothing is known for the slowest line, or helps, and what remains."""
     what = f"`{clean(slowest.source or slowest.function, SHOWN)}` ({slowest.place})"
-    kept = any(site.is_kept for site in sites if site.line is slowest)
     found = f"Nothing that nbloader knows makes {what} faster"
-    if kept:
-        found += ": a cache keeps what it computes"
-    elif done := sum(1 for one in tried if one.samples):
-        times = "one change was" if done == 1 else f"{done} changes were"
-        found += f": {times} tried on samples, and gained too little or gave other values"
-    problem = next((f" A change could not be tried: {one.problem}." for one in tried if one.problem), "")
-    return f"{found}.{problem} Change the line yourself, compute its result in advance, or use more workers."
+    if any(site.is_kept for site in sites if site.line is slowest):
+        return f"{found}: a cache keeps what it computes. {REMAINS}"
+    library = _in_libraries(slowest, hot)
+    if library >= NOTABLE:
+        found += f", and at least {library:.0%} of its CPU time is spent inside libraries"
+    return f"{found}. {REMAINS}"
+
+
+def _in_libraries(line: HotLine, hot: HotLines) -> float:
+    """Return the share of a line's CPU time in Python code of libraries that it calls; they may call more in C."""
+    own = [count for count in hot.stacks if _is_at(blamed_line(count.stack, is_library), line)]
+    deeper = [count for count in own if not _is_at(count.stack[-1], line)]
+    return sum(count.computing for count in deeper) / (sum(count.computing for count in own) or 1.0)
+
+
+def _is_at(code: CodeLine, line: HotLine) -> bool:
+    return (code.file, code.line) == (line.file, line.line)
 
 
 def _far_slower(measured: Sequence[Measured]) -> bool:
@@ -398,10 +417,32 @@ def _fitting(found: RemedyResult, samples: int) -> RemedyResult:
     """Add what a cache takes for all samples; that is a problem if it is more than the cache may take by default."""
     if not found.kept:
         return found
-    needed, available = found.kept * samples, available_memory()
+    needed, available = found.kept * results_of(samples, found.cached), available_memory()
     if available is not None and needed > available / MEMORY_SHARE:
         return RemedyResult(found.line, found.name, found.proposal, problem=f"it takes {megabytes(needed)} of memory")
     return replace(found, kept_in_all=needed)
+
+
+def results_of(samples: int, tried: Kept) -> float:
+    """Estimate how many results a cache keeps for all samples, if every result belongs to as many samples.
+
+    Of `found` results, a trial of `n` of all `N` samples misses one with the probability (1 - n / N) ** (N / found).
+
+    Args:
+        samples: Number of all samples.
+        tried: What the cache kept for some of them, drawn at random.
+    """
+    if tried.results >= tried.samples:
+        return samples * tried.results / max(1, tried.samples)
+    missed = max(0.0, 1 - tried.samples / samples)
+    low, high = float(tried.results), float(samples)
+    while high - low > 0.5:  # noqa: PLR2004 - a half result
+        found = (low + high) / 2
+        if found * (1 - missed ** (samples / found)) < tried.results:
+            low = found
+        else:
+            high = found
+    return high
 
 
 def _groups(line: HotLine, samples: Samples) -> list[Sequence[Any]]:

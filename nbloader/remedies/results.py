@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from nbloader.metrics.hot_lines import HotLine
 from nbloader.remedies.difference import EQUAL, Difference, largest
 from nbloader.remedies.pictures import Pictures
 from nbloader.remedies.remedy import Proposal
-from nbloader.remedies.trial import Cost, Measured
+from nbloader.remedies.trial import NOTHING_KEPT, RAISES, Cost, Kept, Measured
 
 CLOSE = 0.025
 """Values are close if they differ, on average, by at most this share of their range."""
@@ -53,10 +54,12 @@ class RemedyResult:
     """Share of the workers' time in which they wait for the lock, if the remedy is about one."""
     pictures: Pictures | None = None
     """The picture that differs most; None if no picture differs."""
-    kept: float = 0.0
-    """Memory that the cache takes per sample, bytes; 0 if the remedy is no cache."""
+    cached: Kept = NOTHING_KEPT
+    """What the cache kept in the trial, if the remedy is one."""
     kept_in_all: float = 0.0
-    """Memory that the cache takes for all samples, bytes."""
+    """Memory that the cache takes for all samples, bytes. Samples with the same arguments share a result."""
+    changed: frozenset[int] = frozenset()
+    """The lines of the function that the code replaces, from 1."""
 
     @property
     def gain(self) -> float:
@@ -76,6 +79,16 @@ class RemedyResult:
     @property
     def _speedup(self) -> float | None:
         return None if self.prediction is None else self.prediction.speedup
+
+    @property
+    def kept(self) -> float:
+        """Memory that the cache takes for a result, bytes; 0 if the remedy is no cache."""
+        return self.cached.nbytes / self.cached.results if self.cached.results > 0 else 0.0
+
+    def excludes(self, other: RemedyResult) -> bool:
+        """Whether another remedy replaces some of the same code."""
+        functions = [(one.line.file, one.line.function) for one in (self, other)]
+        return functions[0] == functions[1] and not self.changed.isdisjoint(other.changed)
 
     @property
     def helps(self) -> bool:
@@ -120,12 +133,20 @@ class RemedyResult:
         if self.proposal.loop:
             text += f" The loop takes {duration(self.loop)} more per sample on the CPU, less on a GPU."
         if self.kept:
-            text += f" The cache takes {megabytes(self.kept_in_all)} for all samples, {megabytes(self.kept)} for each."
+            text += f" {self._memory()}"
         if self.prediction is not None and self._speedup is not None:
             text += f" The loop would be {self.prediction.gain(' as fast')}."
         elif self.prediction is not None:
             text += f" There is no prediction for the loop: {self.prediction.reason}."
         return text
+
+    def _memory(self) -> str:
+        """What the cache takes, as a sentence."""
+        in_all, each, (_nbytes, results, samples) = megabytes(self.kept_in_all), megabytes(self.kept), self.cached
+        if results < samples:
+            shared = f"{plural(samples, 'sample')} share {plural(results, 'result')} of {each}"
+            return f"The cache takes about {in_all} for all samples: in the trial, {shared}."
+        return f"The cache takes {in_all} for all samples, {each} for each."
 
     def cells(self) -> tuple[str, ...]:
         """Return what a sample takes now and instead, the gain, the difference and the loop's gain; () if not tried."""
@@ -137,6 +158,13 @@ class RemedyResult:
         threads = self.proposal.saves == "threads"
         before, after = (cost.computing if threads else cost.seconds for cost in (self.before, self.after))
         return duration(before), duration(after), factor(self.gain), str(self.difference), loop
+
+    def outcome(self) -> str:
+        """What a trial has shown, in a few words."""
+        if self.problem:
+            kind = "failed" if self.problem.startswith(RAISES) else "not tried"
+            return f"{kind}: {clean(' '.join(self.problem.removeprefix(RAISES).split()), _SOURCE)}"
+        return factor(self.gain, ".2f") + ("" if self.keeps_values else ", other values")
 
     def _times(self) -> str:
         """What a sample takes now and instead, with the gain."""
@@ -153,14 +181,21 @@ class RemedyResult:
 class Remedies(Sequence[RemedyResult]):
     """What could be written instead of the slowest lines, best first; `print` it, or leave it as a cell's last line.
 
+    Remedies that replace the same code are alternatives, and stand together.
+
     Args:
-        results: The remedies.
+        results: The remedies, best first.
         note: What to say if there are none.
+        without_gain: What was tried, and gained too little, gave other values, or failed.
     """
 
-    def __init__(self, results: Sequence[RemedyResult], note: str = "") -> None:
-        self._results = tuple(results)
+    def __init__(
+        self, results: Sequence[RemedyResult], note: str = "", without_gain: Sequence[RemedyResult] = ()
+    ) -> None:
+        self._groups = _alternatives(results)
+        self._results = tuple(itertools.chain.from_iterable(self._groups))
         self._note = note
+        self._without_gain = ", ".join(f"{one.name} ({one.outcome()})" for one in without_gain)
 
     def __len__(self) -> int:
         """Return the number of remedies."""
@@ -180,14 +215,43 @@ class Remedies(Sequence[RemedyResult]):
 
     def __repr__(self) -> str:
         """All remedies as text."""
-        return "\n\n".join(map(str, self._results)) or self._note
+        parts = [] if self._groups else [self._note]
+        for group in self._groups:
+            parts += [_choice(group)] if len(group) > 1 else []
+            parts += map(str, group)
+        return "\n\n".join(filter(None, [*parts, self._tried()]))
 
     def _repr_html_(self) -> str:
         """Return a table, with the code of each remedy to unfold."""
-        if not self._results:
-            return f"<p>{escape(self._note)}</p>"
+        tried = f"<p>{escape(self._tried())}</p>" if self._without_gain else ""
+        if not self._groups:
+            return f"<p>{escape(self._note)}</p>{tried}"
         head = "".join(f'<th style="text-align:left">{name}</th>' for name in _COLUMNS)
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(map(_row, self._results))}</tbody></table>"
+        rows = ""
+        for group in self._groups:
+            choice = f'<tr><td colspan="7" style="text-align:left">{escape(_choice(group))}</td></tr>'
+            rows += (choice if len(group) > 1 else "") + "".join(map(_row, group))
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{tried}"
+
+    def _tried(self) -> str:
+        return f"Tried without gain: {self._without_gain}." if self._without_gain else ""
+
+
+def _alternatives(results: Sequence[RemedyResult]) -> list[list[RemedyResult]]:
+    """Return the remedies in groups, of each of which only one can be chosen, in the order of their best ones."""
+    groups: list[list[RemedyResult]] = []
+    for one in results:
+        group = next((group for group in groups if all(map(one.excludes, group))), None)
+        if group is None:
+            groups.append([one])
+        else:
+            group.append(one)
+    return groups
+
+
+def _choice(group: Sequence[RemedyResult]) -> str:
+    number = {2: "two", 3: "three", 4: "four"}.get(len(group), str(len(group)))
+    return f"Choose one of these {number}: they replace the same code, and each gain is that of one change alone."
 
 
 _COLUMNS = ("Line", "Why, and what instead", "Now", "Instead", "Gain", "Samples", "Loop")
@@ -240,7 +304,7 @@ def summed(line: HotLine, name: str, proposal: Proposal, measured: Sequence[Meas
     return RemedyResult(
         line, name, proposal, samples, before, after, apart, loop=sum(one.loop for one in measured) / samples,
         pictures=max(drawn, key=lambda pictures: pictures.mean, default=None),
-        kept=max((one.kept for one in measured), default=0.0),
+        cached=max((one.kept for one in measured), key=lambda kept: kept.samples, default=NOTHING_KEPT),
     )  # fmt: skip
 
 

@@ -29,6 +29,8 @@ from nbloader.remedies.site import Site, locate
 
 SEED = 0
 """Both codes draw the same random numbers."""
+RAISES = "the rewritten code raises "
+"""What a problem begins with if it is an exception of the rewritten code."""
 
 
 class CannotTryError(Exception):
@@ -49,6 +51,20 @@ class Cost(NamedTuple):
         return self.computing + self.waiting
 
 
+class Kept(NamedTuple):
+    """What a cache keeps of the samples of a trial."""
+
+    nbytes: int = 0
+    """Memory of its results, bytes."""
+    results: int = 0
+    """Number of results. Samples with the same arguments share one."""
+    samples: int = 0
+    """Number of different samples that were produced."""
+
+
+NOTHING_KEPT = Kept()
+
+
 class Measured(NamedTuple):
     """Some samples, produced by the present code and by the rewritten code."""
 
@@ -62,8 +78,8 @@ class Measured(NamedTuple):
     """Time of what the loop computes instead of the workers, seconds."""
     pictures: Pictures | None = None
     """The picture that differs most; None if no picture differs."""
-    kept: float = 0.0
-    """Memory that the cache takes for a result of the rewritten code, bytes; 0 if it keeps none."""
+    kept: Kept = NOTHING_KEPT
+    """What the cache keeps since the trial began, if the rewritten code has one."""
 
 
 class _Made(NamedTuple):
@@ -96,6 +112,8 @@ class Trial:
     """By position: what the present code has produced, if the rewritten code changes the process for good."""
     _cache: CacheGauge | None = field(default=None, init=False, repr=False)
     """The contents of the cache of samples before the trial."""
+    _made: dict[int, int] = field(default_factory=dict, init=False, repr=False)
+    """Number of samples in each group that the rewritten code has produced, by identity: a group may serve twice."""
 
     def __len__(self) -> int:
         """Return the number of measurements."""
@@ -133,17 +151,15 @@ class Trial:
             return Measured(len(indices), Cost(0, 0), Cost(0, 0), Difference(), str(error))
         apart = difference(usual.batch, batch)
         pictures = None if apart.equal or apart.problem else pictures_of(usual.batch, batch)
-        return Measured(len(indices), usual.cost, made.cost, apart, "", loop, pictures, self._kept_bytes())
+        return Measured(len(indices), usual.cost, made.cost, apart, "", loop, pictures, self._kept())
 
-    def _kept_bytes(self) -> float:
-        """Return what the cache takes for a result that it has kept since the trial began, bytes."""
+    def _kept(self) -> Kept:
+        """Return what the cache keeps since the trial began."""
         before, now = self._cache, process_cache.gauge()
         if self.proposal.saves != "later" or now is None:
-            return 0.0
-        nbytes, entries = (now.nbytes, now.entries) if before is None else (
-            now.nbytes - before.nbytes, now.entries - before.entries
-        )  # fmt: skip
-        return nbytes / entries if entries > 0 else 0.0
+            return NOTHING_KEPT
+        nbytes, entries = (0, 0) if before is None else (before.nbytes, before.entries)
+        return Kept(now.nbytes - nbytes, now.entries - entries, sum(self._made.values()))
 
     def _prepare(self, first: Any) -> None:
         """Rewrite the function, and have it do what it does once per process."""
@@ -162,11 +178,12 @@ class Trial:
         rng.seed_everything(seed)
         if new is None:
             return _measured(self.produce, indices)
+        self._made[id(indices)] = len(indices)
         try:
             with new.in_place():
                 return _measured(self.produce, indices)
         except Exception as error:
-            raise CannotTryError(f"the rewritten code raises {type(error).__name__}: {error}") from error
+            raise CannotTryError(f"{RAISES}{type(error).__name__}: {error}") from error
 
     def _in_loop(self, made: Any, usual: Any) -> Any:
         """Compute what the loop computes instead of the workers, of each value whose type has changed."""
