@@ -482,7 +482,10 @@ def test_a_function_that_always_changes_what_it_refers_to_is_warned_of():
     seen = []
     f = nbloader.cached(lambda x: seen.append(x) or x)
     f(0), f(1)
-    with pytest.warns(RuntimeWarning, match="are not kept: its arguments, its files, or values that it refers to"):
+    with pytest.warns(
+        RuntimeWarning,
+        match="does not keep results of .*, because its arguments, its files, or values that it refers to",
+    ):
         f(2)
 
 

@@ -101,7 +101,7 @@ def test_a_sample_has_the_numbers_that_were_delivered(at_prompt):
         said = at_prompt(lambda: loader.debug(index), "n", "p 'drawn', drawn", "random.random()", "c")
         assert f"('drawn', {batches[number][1][3].item()!r})" in said
         said = at_prompt(lambda: loader.debug(index, post_mortem=True))
-        assert said == f"sample {index} of batch {number}, epoch 0, was made without an error\n"
+        assert said == f"sample {index} of batch {number}, epoch 0, raised no error\n"
 
 
 def test_post_mortem_and_quit(at_prompt):
@@ -147,7 +147,7 @@ def test_a_batch_that_cannot_be_collated(at_prompt):
         assert "[0, 1, 2, 3, 4]" in said
     loader, _batches = failing(dataset=Numbers(10))
     with loader:
-        assert at_prompt(lambda: loader.debug(batch=1)) == "batch 1 of epoch 0 was made without an error\n"
+        assert at_prompt(lambda: loader.debug(batch=1)) == "batch 1 of epoch 0 raised no error\n"
 
 
 def test_what_cannot_be_debugged_says_why():
@@ -155,7 +155,9 @@ def test_what_cannot_be_debugged_says_why():
         list(loader)
         with pytest.raises(ReplayError, match=r"list.__getitem__ is not written in Python"):
             loader.debug(3)
-        with pytest.raises(ReplayError, match=r"sample 3 is not in batch 1 of epoch 0: \[5, 6, 7, 8, 9\]"):
+        with pytest.raises(
+            ReplayError, match=r"sample 3 is not in batch 1 of epoch 0, which has samples \[5, 6, 7, 8, 9\]"
+        ):
             loader.debug(3, batch=1)
         with pytest.raises(ReplayError, match="epoch 0 has no sample 10"):
             loader.debug(10)
@@ -168,7 +170,7 @@ def test_samples_that_are_awaited_cannot_be_debugged():
         with pytest.raises(ValueError, match="bad sample 7") as raised:
             list(loader)
         assert not any("loader.debug" in note for note in raised.value.__notes__)
-        with pytest.raises(ReplayError, match="samples of an asynchronous dataset run on an event loop"):
+        with pytest.raises(ReplayError, match="cannot step through samples of an asynchronous dataset"):
             loader.debug(7)
 
 

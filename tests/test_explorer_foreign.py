@@ -205,7 +205,7 @@ def test_zarr(opened, tmp_path):
     assert opened(tmp_path / "a.zarr", 2)[1][0][""]["value"] == 2
     splits = zarr.create_group(store={})
     splits.create_group("train").create_array("x", shape=(4,), dtype="f4")
-    with pytest.raises(TypeError, match=r"no arrays, but groups: pass group\['train'\]"):
+    with pytest.raises(TypeError, match=r"no arrays, only groups\. Pass one of them, such as group\['train'\]"):
         opened(splits)
 
 

@@ -99,7 +99,7 @@ def test_an_explorer_compares_and_says_if_nothing_was_edited(cell, monkeypatch):
     monkeypatch.setattr(LiveWidget, "send", lambda *_args, **_kwargs: None)
     monkeypatch.setattr(cell_output, "_write_static_in_time", lambda: None)
     view = widget.Explorer(cell(1).Data(), num_workers=1, workers="thread", seed=0, buffer=10)
-    with pytest.raises(ValueError, match="no class or function that Data refers to was redefined"):
+    with pytest.raises(ValueError, match="no class or function that Data uses has changed"):
         view.compare()
     cell(3)
     both = view.compare()

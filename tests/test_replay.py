@@ -334,7 +334,7 @@ def test_a_sample_is_what_the_dataset_returned(name):
                 again.sample(position)
         if not broken:
             assert raw(again.sample(-1)) == raw(again.sample(len(again) - 1))
-        with pytest.raises(IndexError, match="samples, so none at 99"):
+        with pytest.raises(IndexError, match="samples, and none at position 99"):
             again.sample(99)
 
 
@@ -483,7 +483,7 @@ def seeds(_worker):
 @pytest.mark.parametrize(
     ("make_loader", "message"),
     [
-        (lambda: DataLoader(Plain(20), 5), "can only be iterated"),
+        (lambda: DataLoader(Plain(20), 5), "cannot be reproduced alone"),
         (lambda: DataLoader(OwnGenerator(20), 5), "has a random generator of its own"),
         (
             lambda: DataLoader(Augmented(20), 5, num_workers=1, worker_init_fn=seeds),
@@ -511,7 +511,7 @@ def test_a_source_has_no_indices():
 
     with DataLoader.from_source(source, 2) as loader:
         assert len(list(loader)) == 2
-        with pytest.raises(ReplayError, match="samples of a source have no indices"):
+        with pytest.raises(ReplayError, match="because the samples of a source have no indices"):
             loader.replay(0, 0)
 
 
@@ -520,7 +520,7 @@ def test_numbers_that_do_not_exist():
         with pytest.raises(ReplayError, match="has not been iterated"):
             loader.replay(0, 0)
         list(loader)
-        with pytest.raises(ReplayError, match="epoch 3 is not known: this loader has epochs 0 to 0"):
+        with pytest.raises(ReplayError, match=r"epoch 3 cannot be replayed\. This loader remembers epochs 0 to 0"):
             loader.replay(3, 0)
         for number in (-1, 2):
             with pytest.raises(
@@ -540,7 +540,7 @@ def test_the_memory_of_old_epochs_is_bounded(monkeypatch):
         for _ in range(5):
             list(loader)
         loader.replay(2, 0)
-        with pytest.raises(ReplayError, match="has epochs 2 to 4"):
+        with pytest.raises(ReplayError, match="remembers epochs 2 to 4"):
             loader.replay(1, 0)
     with DataLoader(Numbers(30), batch_sampler=BatchSampler(list(range(30)), 5, False)) as loader:
         for _ in range(4):
@@ -548,7 +548,7 @@ def test_the_memory_of_old_epochs_is_bounded(monkeypatch):
         assert loader.replay(3, 5).indices == [25, 26, 27, 28, 29]
         with pytest.raises(ReplayError, match=r"came from a custom sampler.*batches 2 to 5"):
             loader.replay(3, 1)
-        with pytest.raises(ReplayError, match="has epochs 1 to 3"):
+        with pytest.raises(ReplayError, match="remembers epochs 1 to 3"):
             loader.replay(0, 5)
 
 

@@ -146,7 +146,7 @@ def test_a_worker_that_cannot_respond_raises_within_bounded_time(monkeypatch):
         wait_for(lambda: "_next_task" in loader.stack(1))  # it may not be there yet
         os.kill(stopped, signal.SIGSTOP)
         monkeypatch.setattr(stack_probe, "WAIT", 0.3)
-        with pytest.raises(NbloaderError, match=r"did not respond to a stack request within 0\.3 s: .*stopped"):
+        with pytest.raises(NbloaderError, match=r"did not respond to a stack request within 0\.3 s\. .*stopped"):
             loader.stack(0)
         os.kill(stopped, signal.SIGCONT)
         with pytest.raises(ValueError, match="no worker 2"):

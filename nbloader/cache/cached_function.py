@@ -169,8 +169,9 @@ class CachedFunction(Composite, Generic[P, R]):
         if self._changes == WATCHED:
             cache.warn_once(
                 (self._name, "changes"),
-                f"results of the cached function {self._name} are not kept: its arguments, its files, or values that "
-                "it refers to change while it runs. Let it change only objects that it has created.",
+                f"nbloader does not keep results of the cached function {self._name}, because its arguments, its "
+                "files, or values that it refers to change while it runs. Let it change only "
+                "objects that it has created.",
             )
         return same
 
@@ -180,8 +181,8 @@ class CachedFunction(Composite, Generic[P, R]):
         if any(before is not None and before != after for before, after in zip(states, now, strict=True)):
             cache.warn_once(
                 (self._name, "draws"),
-                f"the cached function {self._name} draws random numbers: with equal arguments it returns the same "
-                "result in each epoch. Leave the random part outside.",
+                f"the cached function {self._name} draws random numbers, but for equal arguments it returns the same "
+                "result in each epoch. Move the random part out of the function.",
             )
 
     def __get__(self, instance: object, owner: type | None = None) -> CachedFunction[P, R]:

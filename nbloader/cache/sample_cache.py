@@ -103,7 +103,10 @@ class SampleCache:
         try:
             memory = MemoryStore.create(_limit(options))
         except OSError as error:
-            warn(f"samples are not cached in memory: shared memory is not available here ({error})", RuntimeWarning)
+            warn(
+                f"nbloader does not cache samples in memory, because shared memory is not available ({error})",
+                RuntimeWarning,
+            )
         cache = cls(memory, options)
         if memory is not None:
             memory.config = options.to_bytes()

@@ -58,7 +58,7 @@ def ranks(folder: str | os.PathLike[str] | None = None) -> Ranks:
     """
     given = os.environ.get(FOLDER, "") if folder is None else os.fspath(folder)
     if not given:
-        raise ValueError(f"ranks() needs the folder into which the ranks write: ranks('folder'), or set {FOLDER}")
+        raise ValueError(f"ranks() needs the folder into which the ranks write: pass it, or set {FOLDER}")
     return Ranks(Path(given))
 
 

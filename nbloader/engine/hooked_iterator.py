@@ -78,7 +78,8 @@ class HookedEpochIterator(EpochIterator[T_co]):
 
     def _refuse(self, name: str, instead: str) -> NoReturn:
         raise AttributeError(
-            f"a program has set {name!r} of torch's iterator, which has no effect on nbloader's: {instead}"
+            f"a program has set {name!r} of torch's iterator, which has no effect on nbloader's iterator. Instead, "
+            f"{instead}."
         )
 
     def __iter__(self) -> Any:

@@ -218,7 +218,9 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
 
     def __getstate__(self) -> NoReturn:
         """Raise an error: an iterator cannot be pickled, like torch's, because it is bound to its workers."""
-        raise NotImplementedError(f"{type(self).__name__} cannot be pickled: pickle loader.state_dict() or the dataset")
+        raise NotImplementedError(
+            f"{type(self).__name__} cannot be pickled. Pickle loader.state_dict() or the dataset."
+        )
 
     def __len__(self) -> int:
         """Return the number of batches of the whole epoch."""

@@ -83,8 +83,8 @@ class LongWaits:
         """
         if self._loop.is_current:
             raise NbloaderError(
-                "a callback of an event has called next() on an iterator of the loader whose event it is: the thread "
-                "that publishes the event also receives the batches. Iterate on another thread"
+                "a callback of loader.events has called next() on an iterator of the same loader. It would wait "
+                "forever, because the thread that runs callbacks also receives the batches. Iterate on another thread."
             )
         return WaitTimer(_clock(), timeout=self._timeout, first=first)
 

@@ -36,12 +36,12 @@ _INSTEAD = {
     "_pin_memory_device": "use the argument device of the loader",
     "_dataset_kind": "use loader._dataset_kind",
     "_IterableDataset_len_called": "use loader._IterableDataset_len_called",
-    "_send_idx": "loader.state_dict() says which batches were delivered",
-    "_rcvd_idx": "loader.state_dict() says which batches were delivered, and _num_yielded how many",
-    "_tasks_outstanding": "loader.stats() counts the batches that are requested and ready",
-    "_task_info": "loader.trace has the path of each batch",
-    "_index_queues": "workers have one socket each; loader.restart_workers() and loader.num_workers control them",
-    "_reset": "each epoch has an iterator of its own, so iterate over the loader again",
+    "_send_idx": "see loader.state_dict() for the batches that were delivered",
+    "_rcvd_idx": "see loader.state_dict() for the batches that were delivered, and _num_yielded for their number",
+    "_tasks_outstanding": "see loader.stats() for the number of batches that are requested and ready",
+    "_task_info": "see loader.trace for the path of each batch",
+    "_index_queues": "control workers with loader.restart_workers() and loader.num_workers",
+    "_reset": "iterate over the loader again, because each epoch has an iterator of its own",
     "_mark_worker_as_unavailable": "use loader.restart_workers()",
 }
 _OTHERS = (
@@ -93,8 +93,8 @@ class MissingAttribute:
     def _refuse(self) -> NoReturn:
         instead = _INSTEAD.get(self._name, "use torch.utils.data.DataLoader with a program that needs it")
         raise AttributeError(
-            f"{self._name!r} is a private attribute of torch's iterator, which nbloader's iterator does not have: "
-            f"{instead}"
+            f"nbloader's iterator does not have {self._name!r}, which is a private attribute of torch's iterator. "
+            f"Instead, {instead}."
         )
 
 

@@ -160,7 +160,7 @@ class Conversation:
     def _check(self, indices: Iterable[int]) -> None:
         wrong = next((index for index in indices if not 0 <= index < self._total), None)
         if wrong is not None:
-            raise IndexError(f"there is no sample {wrong}: there are {self._total:,} samples, numbered from 0")
+            raise IndexError(f"there is no sample {wrong}. The samples are numbered from 0 to {self._total - 1:,}.")
 
     def arrange(self, arrangement: Arrangement) -> Listed:
         """List samples.
@@ -214,7 +214,7 @@ class Conversation:
             KeyError: The sample has no vector.
         """
         if self._embedding is None:
-            raise KeyError("no sample has a vector: call view.embed() first")
+            raise KeyError("no sample has a vector yet. Call view.embed() first.")
         found = self._embedding.similar(operator.index(index), count)
         notes = {other: f"{cosine:.3f} similar to {index}" for other, cosine in found.items()}
         self.list_found(Listed(np.array([index, *found], np.int64), notes, []))

@@ -57,18 +57,18 @@ class Embedding:
             array = _array(values)
             if array.ndim < 2 or len(array) != total:
                 raise ValueError(
-                    f"an embedding has a vector for each of {total:,} samples, not shape {array.shape}: for some of "
-                    "them pass a dict by dataset index"
+                    f"an embedding needs a vector for each of the {total:,} samples, but its shape is {array.shape}. "
+                    "For some samples only, pass a dict by dataset index."
                 )
             indices, array = np.arange(total, dtype=np.int64), array.reshape(total, -1)
         if not len(indices) or indices[0] < 0 or indices[-1] >= total:
-            raise ValueError(f"an embedding has vectors of samples 0 to {total - 1:,}, at least one")
+            raise ValueError(f"an embedding needs at least one vector, and its samples must be from 0 to {total - 1:,}")
         if array.shape[1] > MAX_DIMENSIONS:
             raise ValueError(
-                f"the vectors of an embedding have at most {MAX_DIMENSIONS} numbers, not {array.shape[1]:,}"
+                f"the vectors of an embedding may have at most {MAX_DIMENSIONS} numbers, not {array.shape[1]:,}"
             )
         if not np.isfinite(array).all():
-            raise ValueError("the vectors of an embedding must be finite")
+            raise ValueError("the vectors of an embedding must contain neither NaN nor infinity")
         return cls(indices, np.ascontiguousarray(array, np.float32))
 
     def places(self, method: Method | None) -> NDArray[np.float64]:
@@ -109,7 +109,7 @@ class Embedding:
 def _array(values: Any) -> NDArray[Any]:
     array = as_array(values)
     if array is None or array.dtype.kind not in "biuf":
-        raise ValueError(f"an embedding consists of vectors of numbers, not {type(values).__name__}")
+        raise ValueError(f"an embedding must consist of vectors of numbers, not {type(values).__name__}")
     return array
 
 

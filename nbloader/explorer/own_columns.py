@@ -48,7 +48,7 @@ class OwnColumn(NamedTuple):
         if ordered.size and (ordered[0] < 0 or ordered[-1] >= total):
             wrong = ordered[0] if ordered[0] < 0 else ordered[-1]
             raise ValueError(
-                f"column {name!r} has a value for sample {wrong}: there are {total:,} samples, numbered from 0"
+                f"column {name!r} has a value for sample {wrong}, but the samples are numbered from 0 to {total - 1:,}"
             )
         if (ordered[1:] == ordered[:-1]).any():
             repeated = ordered[1:][ordered[1:] == ordered[:-1]][0]
@@ -91,7 +91,7 @@ def _coded(
         whole = np.array(given) if types == {int} else np.empty(0)
         return (whole if whole.dtype.kind in "iu" else np.array(given, np.float64)), None  # None becomes NaN
     if types & {float, int}:
-        raise ValueError(f"column {name!r} has both numbers and strings")
+        raise ValueError(f"column {name!r} has both numbers and strings. Convert them to one type.")
     return _positions(given, set(names or ()))
 
 
@@ -125,14 +125,14 @@ def _pairs(name: str, values: Any, total: int) -> tuple[NDArray[np.int64], Seque
         return _indices(name, values.index), values.to_list()
     array = as_array(values)
     if isinstance(values, (str, bytes)) or not (array is not None or isinstance(values, Iterable)):
-        raise TypeError(f"column {name!r} takes a list, array, dict or Series, not {type(values).__name__}")
+        raise TypeError(f"column {name!r} must be a list, array, dict or Series, not {type(values).__name__}")
     listed = list(values) if array is None else array
     if array is not None and array.ndim != 1:
-        raise ValueError(f"column {name!r} takes a value for each sample, not an array of shape {array.shape}")
+        raise ValueError(f"column {name!r} must have one value per sample, not shape {array.shape}")
     if len(listed) != total:
         raise ValueError(
-            f"column {name!r} has {len(listed):,} values, for {total:,} samples: for some of them pass a dict "
-            "by dataset index"
+            f"column {name!r} has {len(listed):,} values for {total:,} samples. For some samples only, pass a dict by "
+            "dataset index."
         )
     return np.arange(total, dtype=np.int64), listed
 
@@ -149,4 +149,6 @@ def _cell(name: str, value: Any) -> float | int | str | bool | None:
         value = value.item()
     if value is None or isinstance(value, (float, int, str)):
         return value
-    raise TypeError(f"column {name!r} takes numbers and strings, not {type(value).__name__}: {clean(repr(value), 60)}")
+    raise TypeError(
+        f"values of column {name!r} must be numbers or strings, not {type(value).__name__}: {clean(repr(value), 60)}"
+    )

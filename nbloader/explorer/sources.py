@@ -121,7 +121,7 @@ def _of_splits(x: Any, splits: Mapping[str, Any], split: str | int | None, buffe
         raise ValueError(f"split={split!r} is for a DatasetDict or a list of datasets, not for {type(x).__name__}")
     chosen = str(split) if split is not None else "train" if "train" in splits else next(iter(splits))
     if chosen not in splits:
-        raise ValueError(f"there is no split {split!r}: there are {', '.join(splits)}")
+        raise ValueError(f"there is no split {split!r}. The splits are {', '.join(splits)}.")
     source = source_of(splits[chosen], buffer)
     others = ", ".join(f"{name} ({_size(part)})" for name, part in splits.items() if name != chosen)
     how = f"explore(..., split={next(name for name in (*splits, '') if name != chosen)!r})" if len(splits) > 1 else ""
@@ -200,8 +200,8 @@ def _of_dataset(x: Any, buffer: int, title: str) -> Source:
         )  # fmt: skip
     if not hasattr(x, "__iter__"):
         raise TypeError(
-            f"explore() needs the number of samples: {type(x).__name__} has __getitem__ but no __len__; add __len__, "
-            "or pass an iterable"
+            f"explore() needs the number of samples, but {type(x).__name__} has __getitem__ and no __len__. Add "
+            "__len__, or pass an iterable."
         )
     return Source(
         Stream(x, buffer), buffer, title, streaming=True, names=names, workers="thread", original=x,

@@ -190,7 +190,7 @@ class SampleTable:
         numbers, texts = column.values, column.texts
         made = _numeric(name, numbers) if texts is None else _categorical(name, numbers, texts)
         if made is None:
-            raise ValueError(f"column {name!r} has neither numbers nor at most {MAX_CATEGORIES} distinct strings")
+            raise ValueError(f"column {name!r} must have numbers, or at most {MAX_CATEGORIES} distinct strings")
         with self.lock:
             self._own[name], self._own_made[name] = column, made
             self._columns = self._indices = None
@@ -203,7 +203,7 @@ class SampleTable:
         """
         with self.lock:
             if name not in self._own:
-                raise KeyError(f"there is no column {name!r} of your own: {', '.join(self._own) or 'there is none'}")
+                raise KeyError(f"you have added no column {name!r}. Yours: {', '.join(self._own) or 'none'}")
             del self._own[name], self._own_made[name]
             self._columns = self._indices = None
 
@@ -392,7 +392,8 @@ class SampleTable:
             grouped.setdefault(value, []).append(seconds)
         if not grouped:
             raise KeyError(
-                f"no sample that was read has a field {by!r}: view.rows() lists them, view.scan() reads more"
+                f"no sample that was read has a field {by!r}. view.rows() lists the fields, and view.scan() reads more "
+                "samples."
             )
         return _costs(grouped)
 
@@ -483,7 +484,7 @@ class SampleTable:
 
     def _sorted_by_text(self, name: str, chosen: list[int], *, descending: bool) -> NDArray[np.int64]:
         if name not in self.sortable():
-            raise KeyError(f"there is no column {name!r}: {', '.join(self.sortable()) or 'nothing was read'}")
+            raise KeyError(f"there is no column {name!r}. {_choices(self.sortable())}")
         keys = {index: self._rows[index].get(name) for index in chosen if index in self._rows}
         there = [index for index in keys if keys[index] is not None]
         missing = [index for index in chosen if keys.get(index) is None]
@@ -506,7 +507,7 @@ class SampleTable:
             column, indices = self.columns().get(by), self.indices()
         names = None if column is None else column.names()
         if column is None or names is None:
-            raise KeyError(f"samples cannot be grouped by {by!r}: {', '.join(self.groupable()) or 'nothing was read'}")
+            raise KeyError(f"samples cannot be grouped by {by!r}. {_choices(self.groupable())}")
         codes = column.spread(len(indices), column.codes())[_places(indices, order)]
         there = (codes >= 0) & (codes < len(names))
         listed, numbers = order[there], codes[there].astype(np.int16)
@@ -533,11 +534,13 @@ class SampleTable:
             column = known.get(name)
             names = None if column is None else column.names()
             if column is None or names is None:
-                raise KeyError(f"{name!r} has no classes: {', '.join(self.groupable()) or 'nothing was read'}")
+                raise KeyError(f"column {name!r} has no classes. {_choices(self.groupable())}")
             coded.append((names, column.spread(count, column.codes())))
         classes = _in_order({name for names, _codes in coded for name in names})
         if len(classes) > MAX_CLASSES:
-            raise KeyError(f"{rows!r} and {columns!r} have {len(classes)} classes, more than {MAX_CLASSES}")
+            raise KeyError(
+                f"{rows!r} and {columns!r} have {len(classes)} classes, but a table shows at most {MAX_CLASSES}"
+            )
         both = np.isfinite(coded[0][1]) & np.isfinite(coded[1][1])
         place = {name: at for at, name in enumerate(classes)}
         first, second = (
@@ -799,3 +802,8 @@ def _costs(grouped: Mapping[Any, list[float]]) -> list[Row]:
         for value, times in grouped.items()
     ]
     return sorted(table, key=lambda line: -line["share_of_time"])
+
+
+def _choices(names: Sequence[str]) -> str:
+    """Return the sentence that lists the columns that an error offers instead."""
+    return f"Choose one of these: {', '.join(names)}" if names else "No sample was read yet."

@@ -30,7 +30,7 @@ def rows_of(x: Any) -> Adapted | None:
     if hasattr(x, "iloc") and hasattr(x, "to_list"):  # a column of pandas: x[0] would be the row with this label
         return Adapted(len(x), partial(_of_pandas_column, x))
     if hasattr(x, "collect") and hasattr(x, "collect_schema"):
-        raise TypeError("a LazyFrame has no rows before it is executed: pass frame.collect()")
+        raise TypeError("a LazyFrame has no rows until it is executed. Pass frame.collect().")
     if hasattr(x, "row") and hasattr(x, "iter_rows"):  # polars
         return Adapted(len(x), partial(_of_polars, x))
     if hasattr(x, "to_pylist") and hasattr(x, "schema") and hasattr(x, "slice"):  # a table or a record batch of Arrow
@@ -68,8 +68,8 @@ def opened(path: str | Path) -> Any:
 
         return zarr.open(str(path), mode="r")
     raise TypeError(
-        f"explore() opens files that end in .parquet, .lance or .zarr, not {str(path)[:80]!r}: pass a dataset, array "
-        "or data frame"
+        f"explore() opens files that end in .parquet, .lance or .zarr, not {str(path)[:80]!r}. Pass a dataset, an "
+        "array or a data frame."
     )
 
 
@@ -84,7 +84,9 @@ def arrays_of(x: Any) -> Mapping[str, Any] | None:
     arrays = {str(name): array for name, array in x.arrays()}
     groups = [str(name) for name in x.group_keys()] if not arrays else []
     if groups:
-        raise TypeError(f"the group has no arrays, but groups: pass group[{groups[0]!r}], one of {', '.join(groups)}")
+        raise TypeError(
+            f"the group has no arrays, only groups. Pass one of them, such as group[{groups[0]!r}]: {', '.join(groups)}"
+        )
     return arrays
 
 

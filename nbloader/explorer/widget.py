@@ -173,9 +173,11 @@ class Explorer:
             TypeError: The dataset is a stream, which has no indices; or the samples are those of one batch.
         """
         if self._source.streaming:
-            raise TypeError("a stream has no indices: skip the samples in its __iter__, or pass on_error to the loader")
+            raise TypeError(
+                "a stream has no indices. Skip broken samples in its __iter__, or pass on_error to the loader."
+            )
         if self._source.fixed:
-            raise TypeError("these are the samples of one batch: use explore(dataset).good()")
+            raise TypeError("this explorer shows the samples of one batch. Use explore(dataset).good().")
         from torch.utils.data import Subset
 
         bad = set(self.selected)
@@ -227,7 +229,7 @@ class Explorer:
             TypeError: The dataset is a stream, which is read from its beginning.
         """
         if self._source.streaming:
-            raise TypeError("a stream cannot be scanned: its samples are read from the beginning, as you scroll")
+            raise TypeError("a stream cannot be scanned, because its samples are read from the beginning as you scroll")
         try:
             self._conversation.begin_scan(count)
             problem = self._conversation.wait_for_scan()
@@ -468,13 +470,15 @@ class Explorer:
         """
         source = self._source
         if source.streaming or is_async(source.dataset) or isinstance(source.dataset, BatchSamples):
-            raise TypeError("compare() is for a dataset with __getitem__ and __len__ that is not asynchronous")
+            raise TypeError(
+                "compare() needs a dataset with __getitem__ and __len__, and __getitem__ must not be asynchronous"
+            )
         before = source.dataset
         after = renewed(before) if other is None else other
         if after is before:
             raise ValueError(
-                f"no class or function that {source.title} refers to was redefined: edit it and run its cell before, "
-                "or pass the second version of the dataset"
+                f"there is nothing to compare, because no class or function that {source.title} uses has changed. Edit "
+                "one, run its cell and call compare() again, or pass the second version of the dataset."
             )
         undone = _normalization(self._normalization, source.original)
         return Explorer(
@@ -505,7 +509,9 @@ class Explorer:
         """
         loader = self._loader()
         if loader is None:
-            raise TypeError("batch() is for the explorer of a loader of nbloader that still exists: loader.explore()")
+            raise TypeError(
+                "batch() needs an nbloader.DataLoader that still exists. Open the explorer with loader.explore()."
+            )
         explorer: Explorer = loader.replay(epoch, batch).explore(normalization=self._normalization)
         return explorer
 
@@ -530,7 +536,7 @@ class Explorer:
         stop_in = debugger.code_of(source.dataset, "__getitem__")
         if not (source.debuggable and stop_in):
             raise TypeError(
-                f"{source.title} cannot be debugged by the index of a sample: it has no __getitem__ in Python"
+                f"the debugger cannot stop in {source.title}, which has no __getitem__ that is written in Python"
             )
         request = Request(index, draw)
         process = not self._fetcher.in_process
@@ -562,7 +568,7 @@ def _normalization(given: tuple[Any, Any] | Literal[False] | None, dataset: Any)
     found = Normalization.of(given[0], given[-1])
     if found is None or len(given) != len(Normalization._fields):
         raise ValueError(
-            f"normalization must be (mean, std), each a number or one number per channel, with a std other than 0, "
+            f"normalization must be (mean, std), each a number or one number per channel, and std must not be 0, "
             f"not {given!r}"
         )
     return found

@@ -780,7 +780,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             with private_generators():
                 batch = order.find(index, batched=self._auto_collation)
             if batch is None:
-                raise ReplayError(f"epoch {epoch} has no sample {index!r}, as far as nbloader knows")
+                raise ReplayError(f"epoch {epoch} has no sample {index!r} that nbloader knows of")
         ReplayedBatch(self._replay_setup(), epoch, batch, order).debug(index, post_mortem=post_mortem)
 
     def deliveries(self, index: Any, limit: int = 4) -> list[SampleDelivery]:
@@ -822,9 +822,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """
         if self._is_iterable:
             raise ReplayError(
-                f"the dataset ({type(self.dataset).__name__}) can only be iterated: a batch depends on all that its "
-                "iterator has yielded before, so it cannot be reproduced alone. Give the dataset `__getitem__` and "
-                "`__len__`, or iterate again from a state_dict()"
+                f"a batch of the dataset ({type(self.dataset).__name__}) cannot be reproduced alone, because it "
+                "depends on all that the dataset's iterator has yielded before. Give the dataset `__getitem__` and "
+                "`__len__`, or iterate again from a state_dict()."
             )
         return self._parts.history.order(epoch)
 

@@ -113,7 +113,9 @@ class EpochHistory:
             ReplayError: No epoch has begun.
         """
         if not self._orders:
-            raise ReplayError("this loader has not been iterated: there is no epoch to replay")
+            raise ReplayError(
+                "there is no epoch to replay, because this loader has not been iterated. Iterate over it first."
+            )
         return next(reversed(self._orders))
 
     def order(self, epoch: int) -> EpochOrder:
@@ -126,14 +128,14 @@ class EpochHistory:
         if epoch not in self._orders:
             oldest = next(iter(self._orders))
             raise ReplayError(
-                f"epoch {epoch} is not known: this loader has epochs {oldest} to {newest} (numbered from 0, as in "
-                "BatchRecord.epoch), and older ones are forgotten"
+                f"epoch {epoch} cannot be replayed. This loader remembers epochs {oldest} to {newest} (numbered from "
+                "0, as in BatchRecord.epoch)."
             )
         order = self._orders[epoch]
         if order is None:
             raise ReplayError(
-                "the samples of a source have no indices, by which they could be fetched again: batches of "
-                "DataLoader.from_source cannot be replayed"
+                "batches of DataLoader.from_source cannot be replayed, because the samples of a source have no indices "
+                "by which nbloader could fetch them again."
             )
         return order
 
@@ -306,7 +308,7 @@ class ReplayedBatch:
         if outcome.failed:
             raise outcome.to_exception(self.number, self.indices, batched=self._setup.spec.batched)
         if outcome.empty:
-            raise ReplayError(f"all samples of batch {self.number} were skipped: it was not delivered")
+            raise ReplayError(f"batch {self.number} was not delivered, because all its samples were skipped")
         return outcome.open()
 
     def _checksum(self, batch: Any) -> int:
@@ -359,7 +361,10 @@ class ReplayedBatch:
         """
         setup = self._setup
         if setup.spec.batched and fetches_whole_batches(setup.dataset):
-            raise ReplayError(f"{type(setup.dataset).__name__}.__getitems__ fetches the samples of a batch together")
+            raise ReplayError(
+                f"a sample cannot be reproduced alone, because {type(setup.dataset).__name__}.__getitems__ fetches the "
+                "samples of a batch together. Replay the batch."
+            )
         position = self._position(index)
         part = self._part(position)
         seed, before = part.seed, tuple(part.indices[: part.position])
@@ -413,8 +418,8 @@ class ReplayedBatch:
         setup = self._setup
         if setup.concurrency:
             raise ReplayError(
-                "samples of an asynchronous dataset run on an event loop, and a notebook has one already: they cannot "
-                "be stepped through. replay(...).sample(position) makes one again"
+                "the debugger cannot step through samples of an asynchronous dataset, because they need an event loop, "
+                "and a notebook runs its own. replay(...).sample(position) fetches a sample again."
             )
         if index is None:
             self._debug_batch()
@@ -423,7 +428,9 @@ class ReplayedBatch:
         with self._as_in_worker() as dataset:
             stop_in = () if post_mortem else debugger.code_of(dataset, "__getitems__", "__getitem__")
             if not (stop_in or post_mortem):
-                raise ReplayError(f"{type(dataset).__name__}.__getitem__ is not written in Python: nothing to debug")
+                raise ReplayError(
+                    f"{type(dataset).__name__}.__getitem__ is not written in Python, so there is no line to stop at"
+                )
             self._seed(dataset)(part.seed)
             if fetches_whole_batches(dataset):
                 raised = debugger.debug(lambda: dataset.__getitems__(as_drawn(part.indices)), stop_in)
@@ -431,7 +438,7 @@ class ReplayedBatch:
                 self._fetch(dataset, part, part.position)  # those before it
                 raised = debugger.debug(lambda: dataset[index], stop_in)
         if post_mortem and raised is None:
-            print(f"sample {index!r} of batch {self.number}, epoch {self.epoch}, was made without an error")  # noqa: T201
+            print(f"sample {index!r} of batch {self.number}, epoch {self.epoch}, raised no error")  # noqa: T201
 
     def _debug_batch(self) -> None:
         from nbloader.workers import debugger
@@ -441,7 +448,7 @@ class ReplayedBatch:
             if isinstance(outcome, WorkerFailure) and outcome.raised is not None:
                 debugger.post_mortem(outcome.raised)
             else:
-                print(f"batch {self.number} of epoch {self.epoch} was made without an error")  # noqa: T201
+                print(f"batch {self.number} of epoch {self.epoch} raised no error")  # noqa: T201
 
     # ---- as workers do ----------------------------------------------------------------------------------------------
 
@@ -459,13 +466,17 @@ class ReplayedBatch:
     def _position(self, index: Any) -> int:
         indices = list(self.indices) if self._setup.spec.batched else [self.indices]
         if index not in indices:
-            raise ReplayError(f"sample {index!r} is not in batch {self.number} of epoch {self.epoch}: {indices}")
+            raise ReplayError(
+                f"sample {index!r} is not in batch {self.number} of epoch {self.epoch}, which has samples {indices}"
+            )
         return indices.index(index)
 
     def _checked(self, position: int) -> int:
         size = len(self)
         if not -size <= position < size:
-            raise IndexError(f"batch {self.number} of epoch {self.epoch} has {size} samples, so none at {position}")
+            raise IndexError(
+                f"batch {self.number} of epoch {self.epoch} has {size} samples, and none at position {position}"
+            )
         return position % size
 
     def _part(self, position: int) -> _Part:
@@ -556,7 +567,7 @@ class ReplayedBatch:
                     elif isinstance(message, BatchDone):
                         outcomes[message.job] = message.outcome
                     elif isinstance(message, WorkerGone):
-                        raise NbloaderError(f"the thread of the event loop has ended: {handle.stderr_tail}")
+                        raise NbloaderError(f"the thread that ran the event loop has ended: {handle.stderr_tail}")
         finally:
             pool.close(JOIN_TIMEOUT)
             pool.dispose()

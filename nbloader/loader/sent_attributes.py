@@ -61,8 +61,8 @@ class SentAttributes:
         self._sent.update(dict.fromkeys(changed, _IGNORED))
         warn(
             f"{', '.join(named)}{more} of the dataset ({type(self._dataset).__name__}) changed after the dataset was "
-            "sent to the workers, which persist and keep the old value. Omit persistent_workers=True: each epoch then "
-            "begins with the present dataset. Or call loader.reload() after the change"
+            "sent to the workers, which persist and keep the old value. Omit persistent_workers=True, so that each "
+            "epoch begins with the current dataset, or call loader.reload() after the change"
         )
 
     def _has_changed(self, path: str, content: Any) -> bool:

@@ -60,7 +60,7 @@ class Numbering(NamedTuple):
             return number
         drawn = number - len(self.beyond)
         if drawn < self.position:
-            raise NotKeptError("it was delivered before the state was saved from which this epoch was resumed")
+            raise NotKeptError("it was delivered before the state was saved with which this epoch was resumed")
         for other in self.beyond:
             drawn += other <= drawn
         return drawn
@@ -276,8 +276,8 @@ class LoggedOrder(EpochOrder):
             first = next(iter(self._log), None)
             kept = "none" if first is None else f"batches {first} to {next(reversed(self._log))}"
             raise NotKeptError(
-                "its indices came from a custom sampler and cannot be drawn again. The last "
-                f"{MAX_LOGGED:,} logged indices are kept (of this epoch: {kept})"
+                "its indices came from a custom sampler, which cannot draw them again. nbloader keeps the last "
+                f"{MAX_LOGGED:,} indices (of this epoch: {kept})"
             ) from None
         return indices.tolist() if isinstance(indices, array.array) else indices
 

@@ -138,7 +138,7 @@ class StackPipe:
         try:
             open_into(opened, os.dup, self.fd)  # the worker may end, and its pipe be closed, meanwhile
         except OSError as error:
-            raise NbloaderError(f"the stack of the worker (pid {pid}) cannot be requested: {error}") from error
+            raise NbloaderError(f"nbloader cannot ask the worker (pid {pid}) for its stack: {error}") from error
         return ask
 
 
@@ -167,8 +167,8 @@ def _ask(fd: int, pid: int, gone: Callable[[], bool]) -> str:
             send(STACK_IN_C_SIGNAL)
     if not text:
         raise NbloaderError(
-            f"the worker (pid {pid}) did not respond to a stack request within {WAIT:g} s: it has ended, or is "
-            "stopped, or is blocked in the kernel (a disk or a driver), where signals are not delivered"
+            f"the worker (pid {pid}) did not respond to a stack request within {WAIT:g} s. It has ended, is stopped, "
+            "or waits in the kernel for a disk or a driver, where no signal reaches it."
         )
     text = text.rstrip(_END)
     own, forked, _of_the_notebook = text.rpartition(_FORKED)

@@ -21,9 +21,9 @@ from nbloader.workers.thread_context import ThreadContext
 from nbloader.workers.worker_info import ProcessContext, WorkerContext, WorkerInfo, get_worker_info
 
 OWN_GENERATORS = (
-    "Such batches go to workers in turn, and what a worker draws depends on all the batches that it had before: they "
-    "cannot be reproduced alone. Draw from `random`, `numpy.random` or torch's global generator in __getitem__, which "
-    "nbloader seeds for each batch, or see nbloader.register_seeder()"
+    "Such batches cannot be reproduced alone, because they go to workers in turn, and what a worker draws depends on "
+    "all the batches that it had before. Draw from `random`, `numpy.random` or torch's global generator in "
+    "__getitem__, which nbloader seeds for each batch, or see nbloader.register_seeder()"
 )
 """Why a batch cannot be reproduced if the generators are not seeded for each batch."""
 

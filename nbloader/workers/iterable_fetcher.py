@@ -165,10 +165,10 @@ class IterableFetcher:
         if ticket.shards > 1 and not self._warned and not self._context.asked_for_info():
             self._warned = True
             warn(
-                f"the dataset ({self._name}) has not called nbloader.get_worker_info(): if it does "
-                f"not know its shard by other means, each of the {ticket.shards} worker threads yields all samples. "
-                "torch.utils.data.get_worker_info() returns None in threads: call nbloader's function, which works in "
-                'processes too, or use workers="process"'
+                f"the dataset ({self._name}) has not called nbloader.get_worker_info(). If it does not know its shard "
+                f"by other means, each of the {ticket.shards} worker threads yields all samples. In threads, "
+                "torch.utils.data.get_worker_info() returns None. Call nbloader's function, which also works in "
+                'processes, or use workers="process"'
             )
         if batch is None:
             return None

@@ -129,7 +129,7 @@ class ProcessKind(WorkerKind):
                 setup = ProcessSetup(pickle_parts(*parts), parts)
                 self.forks = False
                 warn(
-                    f"the dataset uses {package}, whose threads do not survive a fork: its workers are new "
+                    f"the dataset uses {package}, whose threads do not survive a fork, so its workers are new "
                     'interpreters. Pass multiprocessing_context="forkserver" to turn this warning off, or "fork" for '
                     "workers that are copies of this process nevertheless."
                 )

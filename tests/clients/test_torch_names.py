@@ -58,7 +58,7 @@ def test_each_private_name_of_torchs_iterator_works_or_raises():
         for name in {*names_of_torch(), *torch_names.MISSING}:
             assert hasattr(iterator, name) == (name in provided), name
             if name not in provided:
-                with pytest.raises(AttributeError, match=f"'{name}'.*nbloader's iterator does not have: .*"):
+                with pytest.raises(AttributeError, match=f"nbloader's iterator does not have '{name}'.* Instead, .*"):
                     getattr(iterator, name)
             if name != "_shutdown_workers":
                 with pytest.raises(AttributeError, match=name):
