@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import light
@@ -22,6 +23,7 @@ from nbloader._platform import SAMPLE_SIGNAL, CpuTimes
 from nbloader._util.code_places import is_library, place_of, source_line, with_source_lines
 from nbloader.events import EpochEnded
 from nbloader.events.stack_samples import STAGE_FILE, CodeLine, StackCount
+from nbloader.loader import line_profiler
 from nbloader.metrics import hot_lines
 from nbloader.metrics.hot_lines import HotLines, LineProfile, find_hot_lines
 from nbloader.workers import line_sampler, run_state
@@ -89,6 +91,21 @@ def test_of_short_epochs_as_many_count_as_have_enough_samples(sizes: list[int], 
             break
         expected[epoch] = size
     assert {count.stack[0].line: count.computing for count in profile.stacks()} == expected
+
+
+@pytest.mark.unit
+def test_samples_are_those_of_an_epoch_before_until_the_newest_one_has_some():
+    profile = LineProfile(enough=2)
+    early, late = (StackCount((CodeLine("data.py", "get", line),), 2.0, 0.0) for line in (1, 2))
+    profile.add([early])
+    profile.begin_epoch()
+    profile.add([])
+    assert (profile.stacks(), profile.is_current) == ((early,), False)
+    profile.add([late])
+    assert (profile.stacks(), profile.is_current) == ((late,), True)
+    profile.begin_epoch()
+    profile.clear()
+    assert (profile.stacks(), profile.is_current) == ((), True)
 
 
 @pytest.mark.unit
@@ -169,6 +186,9 @@ def test_moments_on_the_run_queue_are_divided_as_the_scheduler_counts_them(runni
 def test_without_samples_the_text_says_what_to_do():
     assert "profile_lines()" in str(HotLines())
     assert str(HotLines(profiling=True)) == "No samples of the workers' lines yet."
+    one = replace(found((StackCount((CodeLine("f", "f", 1),), 0.6, 0.4),)), elsewhere="Your loop is.")
+    assert str(one).startswith("Where the workers' time goes, 1 sample:")
+    assert str(one).endswith("\nBut fetching is not the bottleneck. Your loop is."), "however few samples there are"
     assert "and 3 more lines" in str(found(tuple(StackCount((CodeLine("f", "f", i),), 1, 0) for i in range(15))))
 
 
@@ -393,6 +413,50 @@ def test_lines_are_named_after_several_epochs_that_are_too_short_for_one():
             if light.__file__.rpartition("/")[2] in sentence:
                 return
     raise AssertionError(f"no line is named: {sentence}, {loader.hot_lines()}")
+
+
+class Changes(light.Numbers):
+    """A dataset whose slow line changes, as after a change of its code."""
+
+    slow = "first"
+
+    def __getitem__(self, i):
+        if self.slow == "first":
+            time.sleep(0.01)  # slow: first
+        else:
+            time.sleep(0.01)  # slow: second
+        return i
+
+
+def has_line(loader, which):
+    return any(line.source.endswith(f"# slow: {which}") for line in loader.hot_lines())
+
+
+@pytest.mark.parametrize("on", [True, None])
+def test_lines_of_a_dataset_that_was_replaced_are_forgotten(monkeypatch, on):
+    monkeypatch.setattr(line_profiler, "INTERVAL", 0.005)
+    with DataLoader(Changes(60), 2, output="numpy") as loader:
+        loader.profile_lines(on=on)
+        wait_for(lambda: list(loader) and has_line(loader, "first"))
+        new = Changes(60)
+        new.slow = "second"
+        loader.reload(new)
+        assert not loader.hot_lines().samples
+        wait_for(lambda: list(loader) and has_line(loader, "second"))
+        assert not has_line(loader, "first")
+
+
+@pytest.mark.parametrize("on", [True, None])
+def test_lines_are_those_of_the_newest_epoch_if_it_has_enough_samples(monkeypatch, on):
+    monkeypatch.setattr(line_profiler, "INTERVAL", 0.005)
+    data = Changes(60)
+    with DataLoader(data, 2, output="numpy") as loader:
+        loader.profile_lines(on=on)
+        wait_for(lambda: list(loader) and loader.hot_lines().samples >= line_profiler.ENOUGH)
+        assert has_line(loader, "first")
+        data.slow = "second"
+        wait_for(lambda: list(loader) and not has_line(loader, "first"))
+        assert has_line(loader, "second")
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

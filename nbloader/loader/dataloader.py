@@ -921,7 +921,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """Switch continuous sampling of the workers' lines of code on or off. `hot_lines()` shows the lines.
 
         If this method is not called, workers are sampled while a loop waits for them, from 0.1 s after the beginning
-        of an epoch on. The samples of an epoch replace those of earlier ones, if there are at least 20.
+        of an epoch on.
 
         Sampling can be switched at any time, from any thread, even while a loop runs. Each worker is sampled at most 20
         times a second, which takes about 0.03% of its time. Nothing is sampled while no epoch runs.
@@ -944,8 +944,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         The time of a line includes that of the libraries that it calls. Lines of notebook cells are shown, too. The
         time of each line is split into computing and waiting (for a disk, a network, a lock, a sleep).
 
-        The samples are those since `profile_lines()`, or, if that was not called, those of the newest epoch whose loop
-        has waited for workers. For an asynchronous dataset, only collation is sampled.
+        The samples are those of the newest epoch in which workers were sampled. If it has fewer than 20, those of the
+        epochs before it count, too, as far as `reload()` or `profile_lines()`, which discard earlier samples. For an
+        asynchronous dataset, only collation is sampled.
 
         Returns:
             Lines with their shares, the largest first. Up to one eighth of the samples of an epoch, or those of its

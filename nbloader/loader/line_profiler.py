@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nbloader._util.code_places import PACKAGE, is_library, place_of, source_line
@@ -55,7 +55,6 @@ class LineProfiler:
     def __init__(self, engine: AnyEngine, roots: Callable[[], Sequence[Any]]) -> None:
         self.on: bool | None = None
         """Whether samples are taken while an epoch runs; None while its loop waits."""
-        self._outdated = False  # whether the samples are of an epoch before the newest one
         self._began = self._awaited = 0.0  # when the newest epoch began, and its loop waited last
         self._profile = LineProfile(ENOUGH)
         self._steps = LineProfile(ENOUGH)  # of the loop's own code, while that is requested
@@ -78,7 +77,7 @@ class LineProfiler:
     def follow(self, engine: AnyEngine) -> None:
         """Sample the workers of another engine, which replaces the present one."""
         self._engine = engine
-        engine.watch_stacks(self._add)
+        engine.watch_stacks(self._profile.add)
 
     def switch(self, *, on: bool | None) -> None:
         """Sample all the time, discarding earlier samples, or never, or while the loop waits (None). Thread-safe."""
@@ -86,7 +85,7 @@ class LineProfiler:
             self._profile.clear()
         self._steps.clear()
         with self._lock:
-            self.on, self._outdated = on, False
+            self.on = on
             self._start_or_stop()
 
     def epoch_began(self, epoch: int) -> None:
@@ -96,8 +95,10 @@ class LineProfiler:
                 return
             self._open.add(epoch)
             self._consumer = threading.get_ident()
-            self._began, self._outdated = time.monotonic(), self.on is None
+            self._began = time.monotonic()
             self._slowest_due = 0.0
+            self._profile.begin_epoch()
+            self._steps.begin_epoch()
             self._start_or_stop()
 
     def awaited(self) -> None:
@@ -109,20 +110,18 @@ class LineProfiler:
                 if self._open:
                     self._start()
 
-    def _add(self, counts: Iterable[StackCount]) -> None:
-        """Add samples. Of those that were taken by themselves, the first one of an epoch begins it in the profile."""
-        counts = list(counts)
-        if counts and self._outdated:
-            self._outdated = False
-            self._profile.begin_epoch()
-        self._profile.add(counts)
-
     def epoch_ended(self, epoch: int) -> None:
         """Unregister an iteration that has ended."""
         with self._lock:
             self._open.discard(epoch)
             self._slowest_due = 0.0
             self._start_or_stop()
+
+    def dataset_changed(self) -> None:
+        """Forget the samples of code that the workers do not execute any more."""
+        self._profile.clear()
+        with self._lock:
+            self._slowest_due = 0.0
 
     def loader_closed(self) -> None:
         """End the thread. The iterator of an unfinished epoch may still exist."""
@@ -140,7 +139,7 @@ class LineProfiler:
 
         It is known only after `profile_lines()`.
         """
-        if not self.on:
+        if not (self.on and self._steps.is_current):
             return None
         self._look()
         return self._slowest_step
@@ -150,18 +149,19 @@ class LineProfiler:
 
         It is looked for at most once a second while an epoch is open, and once more afterwards.
         """
-        if self._outdated:
+        if not self._profile.is_current:
             return None
         self._look()
         return self._slowest
 
     def _look(self) -> None:
-        """Look for the slowest lines, if that is due and the samples are of the newest epoch."""
+        """Look for the slowest lines, if that is due."""
         now = time.monotonic()
-        if self._outdated or now < self._slowest_due:
+        if now < self._slowest_due:
             return
         self._slowest_due = now + RECOMPUTED_S if self._open else math.inf
-        first, step = _slowest(self.result()), _slowest(_lines(self._steps, profiling=True))
+        first = _slowest(self.result()) if self._profile.is_current else None
+        step = _slowest(_lines(self._steps, profiling=True)) if self._steps.is_current else None
         self._slowest = None
         if first is not None:
             self._slowest = SlowLine(first.share, first.source, first.place, *self._remedy(first))
@@ -210,7 +210,7 @@ class LineProfiler:
         """Sample some workers, and the loop's own code on request."""
         if self.on:
             self._steps.add(_stack_of(self._consumer))
-        self._add(self._engine.sample_stacks(self._turn, AT_ONCE))
+        self._profile.add(self._engine.sample_stacks(self._turn, AT_ONCE))
         self._turn += AT_ONCE
 
 

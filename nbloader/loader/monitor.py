@@ -148,6 +148,8 @@ class Monitor:
             self.lines.loader_closed()
         elif isinstance(event, DISTURBING):
             self._changed_at = event.time
+            if isinstance(event, DatasetReloaded):
+                self.lines.dataset_changed()
 
     def keep_verdict(self) -> None:
         """Judge the newest epoch before the next one begins, unless that was done after its end.

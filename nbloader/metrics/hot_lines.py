@@ -41,24 +41,35 @@ class LineProfile:
         self._lock = threading.Lock()
         self._enough = enough
         self._epochs: collections.deque[_Counts] = collections.deque([{}])  # the newest last
+        self._begins = False  # whether the next sample is the first one of an epoch
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the newest samples are of the newest epoch; false until that has a sample."""
+        return not self._begins
 
     def begin_epoch(self) -> None:
-        """Begin another epoch, and forget the epochs that do not count any more."""
+        """Begin another epoch. With its first sample, forget the epochs that do not count any more."""
         with self._lock:
-            while sum(map(_samples, list(self._epochs)[1:])) >= max(1, self._enough):
-                self._epochs.popleft()
-            if self._epochs[-1]:
-                self._epochs.append({})
+            self._begins = True
 
     def add(self, counts: Iterable[StackCount]) -> None:
         """Add samples."""
+        counts = list(counts)
         with self._lock:
+            if counts and self._begins:
+                self._begins = False
+                while sum(map(_samples, list(self._epochs)[1:])) >= max(1, self._enough):
+                    self._epochs.popleft()
+                if self._epochs[-1]:
+                    self._epochs.append({})
             _merge(self._epochs[-1], counts)
 
     def clear(self) -> None:
         """Forget all samples."""
         with self._lock:
             self._epochs = collections.deque([{}])
+            self._begins = False
 
     def stacks(self) -> tuple[StackCount, ...]:
         """Return all stacks, most frequent first."""
