@@ -40,6 +40,7 @@ from nbloader.remedies.kinds import REMEDIES
 from nbloader.remedies.pictures import pictures_of, size_of
 from nbloader.remedies.results import Remedies, RemedyResult
 from nbloader.remedies.site import UNKNOWN, Edit, Facts, locate, site_of
+from nbloader.remedies.threads import VARIABLES, blas_threads
 from nbloader.remedies.trial import CannotTryError, Cost, Kept, code_of
 
 pd = pytest.importorskip("pandas")
@@ -798,14 +799,68 @@ def test_a_long_list_of_objects_is_named_but_not_tried():
     assert proposal.untried
 
 
-def test_threads_of_linear_algebra_need_a_package(tmp_path, monkeypatch):
-    import importlib.util
-
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+@pytest.mark.parametrize("installed", [True, False])
+def test_threads_of_linear_algebra_need_no_package(installed, tmp_path, monkeypatch):
+    monkeypatch.setattr("nbloader.remedies.kinds.blas_threads.has_threadpoolctl", lambda: installed)
     function = defined(tmp_path, "import numpy as np\ndef f(p):\n    return np.linalg.inv(p) @ p")
     (proposal,) = proposals("blas-threads", function)
-    assert proposal.package == "threadpoolctl"
+    assert not proposal.package
     assert proposal.saves == "threads"
+    assert bool(proposal.untried) == (not installed)
+    if not installed:
+        monkeypatch.setattr(os, "environ", {})
+        exec(proposal.helper, {})
+        assert os.environ == dict.fromkeys(VARIABLES, "1")
+    for threads, found in ((None, 1), (4, 1), (1, 0)):
+        assert len(proposals("blas-threads", function, facts=Facts(blas_threads=threads))) == found
+
+
+@pytest.mark.parametrize("name", VARIABLES)
+def test_a_variable_that_is_set_tells_the_threads_of_linear_algebra(name, monkeypatch):
+    monkeypatch.setattr("nbloader.remedies.threads.has_threadpoolctl", lambda: False)
+    for one in VARIABLES:
+        monkeypatch.delenv(one, raising=False)
+    assert blas_threads() is None
+    monkeypatch.setenv(name, "1")
+    assert blas_threads() == 1
+    monkeypatch.setenv(name, "4")
+    assert blas_threads() is None
+
+
+def test_threadpoolctl_tells_the_threads_of_linear_algebra(monkeypatch):
+    pools = [{"user_api": "blas", "num_threads": 3}, {"user_api": "openmp", "num_threads": 8}]
+    monkeypatch.setitem(sys.modules, "threadpoolctl", types.SimpleNamespace(threadpool_info=lambda: pools))
+    monkeypatch.setattr("nbloader.remedies.threads.has_threadpoolctl", lambda: True)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # after NumPy was imported
+    assert blas_threads() == 3
+
+
+@pytest.mark.parametrize(("threads", "found"), [(None, 1), (8, 1), (1, 0), (0, 0)])
+def test_threads_of_opencv_are_named_unless_the_workers_have_one(threads, found, tmp_path):
+    cv2 = types.ModuleType("cv2")
+    cv2.resize = lambda picture, size: picture
+    cv2.resize.__module__ = "cv2"
+    function = defined(tmp_path, "def f(p):\n    return cv2.resize(p, (2, 2))", cv2=cv2)
+    assert len(proposals("opencv-threads", function, facts=Facts(opencv_threads=threads))) == found
+
+
+class OneThread:
+    """Sets the threads of OpenCV in its first sample."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        sys.modules["cv2"].setNumThreads(0)
+        return index
+
+
+def test_the_threads_are_those_of_a_worker_that_has_produced_a_sample(monkeypatch):
+    cv2 = types.SimpleNamespace(threads=8, getNumThreads=lambda: cv2.threads)
+    cv2.setNumThreads = lambda threads: setattr(cv2, "threads", max(1, threads))
+    monkeypatch.setitem(sys.modules, "cv2", cv2)
+    _indices, facts = Scout(Samples(OneThread(), None, (), iterable=False), None, 2)[0]
+    assert facts.opencv_threads == 1
 
 
 def test_a_connection_is_kept_open(tmp_path):

@@ -27,6 +27,7 @@ from nbloader.remedies.pictures import size_of
 from nbloader.remedies.remedy import Proposal
 from nbloader.remedies.results import Remedies, RemedyResult, best_of, summed
 from nbloader.remedies.site import NO_FACTS, Facts, Site, locate, replaceable
+from nbloader.remedies.threads import blas_threads, opencv_threads
 from nbloader.remedies.trial import Kept, Measured, Trial
 from nbloader.workers.worker_info import ProcessContext, get_worker_info
 
@@ -190,7 +191,8 @@ class Scout:
             raise IndexError(position)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return self._look()
+            indices, facts = self._look()
+        return indices, facts._replace(blas_threads=blas_threads(), opencv_threads=opencv_threads())
 
     def _look(self) -> tuple[list[Any], Facts]:
         dataset, batch_size = self.samples.dataset, self.samples.batch_size

@@ -47,6 +47,10 @@ class Facts(NamedTuple):
     """Size of a sample's arrays, bytes."""
     floats: int = 0
     """The part of `nbytes` that is floating point."""
+    blas_threads: int | None = None
+    """Number of threads of linear algebra in a worker that has produced a sample; None if it is not known."""
+    opencv_threads: int | None = None
+    """The same for OpenCV."""
 
 
 NO_FACTS = Facts()

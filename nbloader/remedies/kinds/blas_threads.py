@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 
 from nbloader.remedies.remedy import Proposal
 from nbloader.remedies.site import Site
+from nbloader.remedies.threads import VARIABLES, has_threadpoolctl
 
 PRODUCTS = ("dot", "matmul", "einsum", "tensordot", "inner", "vdot")
+WHY = "In each worker, NumPy's linear algebra uses as many threads as there are cores, and these compete for the cores."
 HELPER = """\
 import threadpoolctl
 
@@ -16,6 +17,11 @@ def one_thread(worker):
     threadpoolctl.threadpool_limits(1)
 
 one_thread(0)  # DataLoader(..., worker_init_fn=one_thread)
+"""
+FIRST_CELL = """\
+import os
+
+os.environ |= dict.fromkeys({}, "1")
 """
 
 
@@ -25,23 +31,28 @@ class BlasThreads:
     name = "blas-threads"
 
     def propose(self, site: Site) -> list[Proposal]:
-        """See `Remedy`."""
-        if not any(self._multiplies(site, node) for node in site.nodes):
+        """See `Remedy`. If one thread computes already, nothing is proposed."""
+        if site.facts.blas_threads == 1 or not any(self._multiplies(site, node) for node in site.nodes):
             return []
-        missing = "" if importlib.util.find_spec("threadpoolctl") is not None else "threadpoolctl"
+        if not has_threadpoolctl():
+            return [
+                Proposal(
+                    why=WHY,
+                    instead="Use one thread per worker: restart the kernel, and run the code below in the first cell.",
+                    helper=FIRST_CELL.format(VARIABLES),
+                    saves="threads",
+                    untried="the variables take effect only when NumPy is imported",
+                )
+            ]
         return [
             Proposal(
-                why=(
-                    "In each worker, NumPy's linear algebra uses as many threads as there are cores, and these compete "
-                    "for the cores."
-                ),
+                why=WHY,
                 instead=(
                     "Use one thread per worker: pass the function below as worker_init_fn, or set "
                     "OPENBLAS_NUM_THREADS=1 and MKL_NUM_THREADS=1 before NumPy is imported."
                 ),
                 code=site.source,
                 helper=HELPER,
-                package=missing,
                 saves="threads",
             )
         ]

@@ -19,7 +19,8 @@ class OpencvThreads:
         cv2 = site.module("cv2", "cv2")
         if cv2.helper or not any((getattr(obj, "__module__", "") or "").startswith("cv2") for obj in called):
             return []
-        if f"{cv2.name}.setNumThreads" in site.source:
+        threads = site.facts.opencv_threads
+        if f"{cv2.name}.setNumThreads" in site.source or (threads is not None and threads <= 1):
             return []
         body = [node for node in site.tree.body if not _is_docstring(node)]
         if not body:
