@@ -1919,6 +1919,8 @@ def test_a_cache_takes_the_memory_of_the_results_that_samples_share():
     assert cache.cached.samples >= 20
     assert cache.kept_in_all < 6 * cache.kept
     assert "samples share 4 results of" in str(cache)
+    assert "The first epoch gains nothing" in str(cache)
+    assert 'nbloader.configure_cache(directory="cache") before the first epoch' in str(cache)
 
 
 class Prepared(Archive):
