@@ -23,7 +23,18 @@ import nbloader
 from nbloader import DataLoader
 from nbloader._util.code_places import is_library, place_of, source_line
 from nbloader.dashboard import feed, publisher, static, widget
-from nbloader.dashboard.charts import CHARTS, COLUMNS, TIPS, Chart, Series, charts_of, columns_of, x_axis, y_axes
+from nbloader.dashboard.charts import (
+    CHARTS,
+    COLUMNS,
+    TIPS,
+    Chart,
+    Series,
+    bars_of,
+    charts_of,
+    columns_of,
+    x_axis,
+    y_axes,
+)
 from nbloader.dashboard.panels import PANELS, Frame, Panel, register
 from nbloader.dashboard.panels.controls import Controls
 from nbloader.dashboard.panels.events import Events
@@ -35,7 +46,7 @@ from nbloader.dashboard.panels.workers import Workers
 from nbloader.events import BatchRecord, SampleFailed, WorkerRestarted
 from nbloader.events.stack_samples import STAGE_FILE, CodeLine, StackCount
 from nbloader.metrics.hot_lines import HotLines, find_hot_lines
-from nbloader.metrics.snapshot import STAGES, Point, SlowSample, Snapshot
+from nbloader.metrics.snapshot import STAGES, Histogram, Point, SlowSample, Snapshot
 from nbloader.remedies.difference import Difference
 from nbloader.remedies.pictures import Pictures
 from nbloader.remedies.remedy import Proposal
@@ -339,6 +350,11 @@ def test_the_memory_of_all_workers_is_shown_alike() -> None:
         )
         rows = panel.news(Frame(dataclasses.replace(snapshot, workers=workers)))
         assert [row["cells"][at] for row in rows] == texts
+
+
+def test_the_histogram_of_production_times_has_a_unit_on_its_axis() -> None:
+    first, *others = bars_of(Histogram(edges=(1.0, 2.0, 3.0), counts=(4, 5)))
+    assert (first.label, [bar.label for bar in others]) == ("1.00 ms", ["2.00"])
 
 
 def test_ticks_that_cost_much_become_rarer_and_a_single_slow_one_changes_little() -> None:

@@ -560,6 +560,8 @@ def test_columns_orders_and_selections_of_the_user_reach_views_and_python(view, 
     assert following(sent, "order")["length"] == 8
     view.selected = [3]
     assert view.code().splitlines()[1:] == ["view.sort('loss')", "view.selected = [3]"]
+    say(view, kind="order", name="all")
+    assert view.code() == "view.selected = [3]", "nothing is sorted or filtered any more"
     say(view, kind="columns")
     columns = following(sent, "columns")
     assert (columns["sortable"], columns["groupable"]) == (["loss"], ["loss"])

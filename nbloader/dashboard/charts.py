@@ -159,7 +159,7 @@ class Bar:
     tip: str
 
 
-HISTOGRAM_TITLE, HISTOGRAM_UNIT = "Production time", "number of batches by ms, the last 500"
+HISTOGRAM_TITLE, HISTOGRAM_UNIT = "Production time", "number of batches, the last 500"
 
 
 def charts_of(*, device: bool) -> tuple[Chart, ...]:
@@ -217,7 +217,9 @@ def bars_of(times: Histogram) -> list[Bar]:
     edges = [number(ms) for ms in times.edges]
     every = max(1, math.ceil(len(edges) / BARS))
     return [
-        Bar("" if i % every else edges[i], count, f"{edges[i]} to {edges[i + 1]} ms: {count}")
+        Bar(
+            "" if i % every else edges[i] if i else f"{edges[i]} ms", count, f"{edges[i]} to {edges[i + 1]} ms: {count}"
+        )
         for i, count in enumerate(times.counts)
     ]
 

@@ -416,6 +416,8 @@ class Conversation:
             self._answer(request, sample)
 
     def _on_order(self, view: str, message: Mapping[str, Any]) -> None:
+        if message["name"] == "all":  # nothing is filtered, sorted or grouped: the view knows the list itself
+            self._choose(Arrangement(), Listed(np.empty(0, np.int64), {}, []), by_function=False)
         self._send_order(view, str(message["name"]))
 
     def _send_order(self, view: str, name: str, chosen: Mapping[str, Any] | None = None) -> None:

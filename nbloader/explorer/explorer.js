@@ -416,7 +416,10 @@ export async function mount({ model, el, styles, asset, load }) {
     showArrangement();
     const { filters, words, sort, group } = arrangement;
     if (Object.keys(filters).length || words.trim() || sort || group) connection.send({ kind: "filter", ...arrangement });
-    else setOrder("all", null);
+    else {
+      connection.send({ kind: "order", name: "all" });  // or view.code() would still have it
+      setOrder("all", null);
+    }
   };
   const showArrangement = () => {
     if (search.value !== arrangement.words) search.value = arrangement.words;

@@ -99,7 +99,9 @@ class Histogram {
     const { labels, edges } = this.data;
     const few = labels && labels.length <= 4 && labels.every((text) => text.length < 12);
     const integers = !labels && this.data.whole;  // each has a bar
-    const texts = integers ? [edges[0], edges.at(-2)].map((edge) => valueText(this.name, edge)) : few ? labels : labels ? [labels[0], ...(labels.length > 1 ? [labels.at(-1)] : [])] : [edges[0], edges.at(-1)].map((edge) => valueText(this.name, edge));
+    const ends = (low, high) => [low, high].map((edge) => valueText(this.name, edge));
+    const texts = integers ? ends(edges[0], edges.at(-2)) : few ? labels : labels ? [labels[0], ...(labels.length > 1 ? [labels.at(-1)] : [])] : ends(edges[0], edges.at(-1));
+    if (this.data.logarithmic) texts.splice(1, 0, "logarithmic");
     this.axis.replaceChildren(...texts.map((text) => make("span", "", null, text)));
     this.axis.classList.toggle("nbx-few", !!few);
   }
