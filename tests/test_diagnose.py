@@ -93,7 +93,8 @@ ALONE: list[tuple[str, str, dict[str, Any], dict[str, Any], str]] = [
     ("step that waits, no device", "consumer", HEALTHY, {"usage": usage(consumer_cpu=0.1)},
      "10% of it computing on the CPU and the rest waiting. The loader keeps 3.9 batches ready. A faster loader"),
     ("just in time", "consumer", HEALTHY, {"ready": 0.1}, "5.0 s. It spends 49.0 ms on each batch. A faster loader"),
-    ("loop in Python", "consumer_python", HEALTHY, {"usage": usage(consumer_cpu=0.9)}, "Do less on the CPU in your"),
+    ("loop in Python", "consumer_python", HEALTHY, {"usage": usage(consumer_cpu=0.9)},
+     "your loop (loader.profile_lines() before an epoch finds its slowest line). Your"),
     ("loop in Python, busy machine", "consumer_python", HEALTHY,
      {"usage": usage(consumer_cpu=0.5, consumer_core_wait=0.4)},
      "51% of it computing on the CPU and 41% waiting for a core"),
@@ -419,6 +420,11 @@ def test_a_loader_that_keeps_up_but_for_its_start_is_healthy():
         in verdict(e).sentence
     )
     assert verdict(evidence(HEALTHY, {"wait_share": 0.5, "startup_wait": 0.48})).cause == "startup"
+    late = {"wait_share": 0.5, "startup_wait": 0.48, "startup": 0.9}
+    for started in (None, 0.8):
+        remedy = verdict(evidence(HEALTHY, late | {"worker_startup": started})).sentence
+        assert ("persistent_workers=True" in remedy) == (started is not None), "workers that did not start are kept"
+        assert "longer epochs" in remedy
     soon = evidence(HEALTHY, {"wait_share": 0.16, "first_wait": 0.14, "startup_wait": 0.02, "startup": 0.7})
     why = "A second cause accounts for 88% of the wait: start-up, with 700 ms until the first batch."
     assert why in verdict(soon).sentence

@@ -1112,8 +1112,8 @@ def test_nothing_is_proposed_for_a_line_that_only_a_cache_calls(name, kept, tmp_
     assert bool(found) != kept
     if kept:
         assert repr(found).endswith(
-            "faster: a cache keeps what it computes. Change the line yourself, compute its result in advance, or use "
-            "more workers."
+            "faster: a cache keeps what it computes. What remains: keep results with nbloader.cached, use more workers "
+            "where cores are free, or make the samples smaller."
         )
 
 
@@ -2004,6 +2004,9 @@ def test_the_share_of_libraries_is_named_if_nothing_helps():
     assert "faster, and at least 75% of its CPU time is spent inside libraries. What remains:" in repr(found)
     assert "Tried" not in repr(found)
     assert "at least 75% of its CPU time" in found._repr_html_()
+    loop = "Your loop is the bottleneck."
+    found = search(HotLines(lines=(line,), samples=100, elsewhere=loop), Samples(Quick(), None, (), False), None, None)
+    assert repr(found).endswith(f" faster. {loop}"), "more workers would not help"
 
 
 def result(name, gain, changed=(), **fields):

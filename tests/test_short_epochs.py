@@ -17,7 +17,7 @@ from nbloader.diagnose.work import taken_by_others
 from nbloader.metrics.evidence import Place
 
 LINE = "`time.sleep(self.wait)`"
-AS_MANY_AS_WORKERS = "more workers help only in an epoch that has more batches than workers."
+AS_MANY_AS_WORKERS = "use epochs of more batches than workers."
 
 
 def after_epoch(loader):
@@ -69,6 +69,8 @@ def test_first_batches_that_take_as_long_as_any_are_no_start_up():
     first = {"workers": 4, "batches": 4, "seconds": 0.4, "wait_share": 0.95, "producing_wait": 0.0, "first_wait": 0.95}
     assert verdict(evidence(BUSY, first)).cause == "workers_wait"
     assert AS_MANY_AS_WORKERS in verdict(evidence(BUSY, first)).sentence
+    assert verdict(evidence(BUSY, first)).sentence.endswith(" More workers would not help.")
+    assert verdict(evidence(COMPUTING, first)).sentence.endswith(" More workers would not help.")
     assert_consistent(verdict(evidence(BUSY, first)), evidence(BUSY, first))
     slow_loop = first | {"seconds": 1.2, "wait_share": 0.35, "first_wait": 0.35}
     v = verdict(evidence(BUSY, slow_loop))

@@ -78,7 +78,7 @@ def one_round_remedy(e: Evidence, *, waits: bool = False) -> str:
     own = line_remedy(e, waits=waits)
     if own:
         return f"{own}."
-    return "Make samples cheaper, because more workers help only in an epoch that has more batches than workers."
+    return "Make samples cheaper, or use epochs of more batches than workers."
 
 
 def preemptions(e: Evidence, what: str) -> str:

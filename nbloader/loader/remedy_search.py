@@ -272,7 +272,7 @@ def search(
             tried.append(_predicted(one, hot, predict))
     helping = sorted((one for one in tried if one.helps), key=_rank)
     useless = [one for one in tried if not one.helps and (one.samples or one.problem != one.proposal.untried)]
-    note = "" if helping else f"{_nothing_helps(lines[0], sites, hot)} {hot.elsewhere}".rstrip()
+    note = "" if helping else f"{_nothing_helps(lines[0], sites, hot)} {hot.elsewhere or REMAINS}"
     return Remedies(helping, note, useless)
 
 
@@ -351,15 +351,15 @@ def _lock_wait(hot: HotLines, line: HotLine) -> float:
 
 
 def _nothing_helps(slowest: HotLine, sites: Sequence[Site], hot: HotLines) -> str:
-    """Say that nothing is known for the slowest line, or helps, and what remains."""
+    """Say that nothing is known for the slowest line, or helps."""
     what = f"`{clean(slowest.source or slowest.function, SHOWN)}` ({slowest.place})"
     found = f"Nothing that nbloader knows makes {what} faster"
     if any(site.is_kept for site in sites if site.line is slowest):
-        return f"{found}: a cache keeps what it computes. {REMAINS}"
+        return f"{found}: a cache keeps what it computes."
     library = _in_libraries(slowest, hot)
     if library >= NOTABLE:
         found += f", and at least {library:.0%} of its CPU time is spent inside libraries"
-    return f"{found}. {REMAINS}"
+    return f"{found}."
 
 
 def _in_libraries(line: HotLine, hot: HotLines) -> float:

@@ -52,7 +52,7 @@ def _cores_needed(e: Evidence) -> str:
 
 def _remedy(e: Evidence) -> Remedy:
     if is_one_round(e):
-        return Remedy(one_round_remedy(e))
+        return Remedy(one_round_remedy(e), more_workers=False)
     cheaper = "" if line_remedy(e) else ", or make transforms cheaper"
     return Remedy(with_line_remedy(e, f"Use more workers, up to {usable_cores(e)}{cheaper}"), more_workers=True)
 

@@ -62,7 +62,7 @@ def _steps(e: Evidence) -> str:
 def _less(e: Evidence) -> str:
     """How the steps compute less, as a sentence without its period."""
     if e.step is None:
-        return "Do less on the CPU in your loop"
+        return "Do less on the CPU in your loop (loader.profile_lines() before an epoch finds its slowest line)"
     place = clean(e.step.place, SOURCE)
     if _TO_PYTHON.search(e.step.source):
         return f"Keep values as tensors, and convert them once after the loop ({place})"

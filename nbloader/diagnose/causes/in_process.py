@@ -38,7 +38,7 @@ def _remedy(e: Evidence) -> Remedy:
     if _one_core(e):
         return Remedy(f"{line_remedy(e) or 'Make samples cheaper'}.", more_workers=False)
     if computing.queued >= CONTENDED and computing.queued > computing.waiting:
-        return Remedy(free_cores(e, ", or use num_workers=2 or more"))
+        return Remedy(free_cores(e, ", or use num_workers=2 or more"), more_workers=True)
     workers = "Use num_workers=2 or more, so that several batches are produced at the same time"
     return Remedy(with_line_remedy(e, workers, waits=computing.computing < MAJORITY), more_workers=True)
 

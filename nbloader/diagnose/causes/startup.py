@@ -27,7 +27,7 @@ def _of_workers(e: Evidence) -> str:
 
 
 def _remedy(e: Evidence) -> Remedy:
-    if e.place is Place.CONSUMER:
+    if e.place is Place.CONSUMER or e.worker_startup is None:  # no worker started for this epoch
         return Remedy("Make the dataset open its files faster, or use longer epochs.", more_workers=False)
     return Remedy(
         "Set persistent_workers=True, use longer epochs, or make the dataset open its files faster.",

@@ -31,7 +31,7 @@ def _remedy(e: Evidence) -> Remedy:
     if e.overlap > 1:
         return Remedy("Use a higher concurrency, or more workers.", more_workers=True)
     if is_one_round(e):
-        return Remedy(one_round_remedy(e, waits=True), larger_window=False)
+        return Remedy(one_round_remedy(e, waits=True), more_workers=False)
     more = f"Use more workers, even beyond {usable_cores(e)}"
     return Remedy(with_line_remedy(e, more, waits=True), more_workers=True, larger_window=False)
 
