@@ -1112,8 +1112,8 @@ def test_nothing_is_proposed_for_a_line_that_only_a_cache_calls(name, kept, tmp_
     assert bool(found) != kept
     if kept:
         assert repr(found).endswith(
-            "faster: a cache keeps what it computes. What remains: keep results with nbloader.cached, use more workers "
-            "where cores are free, or make the samples smaller."
+            "faster: a cache keeps what it computes. What remains: use more workers where cores are free, or make the "
+            "samples smaller."
         )
 
 

@@ -55,10 +55,8 @@ SEARCH_SECONDS = 60.0
 
 NOTABLE = 0.01
 """Smallest share of CPU time in libraries that is named."""
-REMAINS = (
-    "What remains: keep results with nbloader.cached, use more workers where cores are free, or make the samples "
-    "smaller."
-)
+REMAINS = "use more workers where cores are free, or make the samples smaller"
+"""What to do if nothing makes a line faster."""
 
 Run = Callable[[Any], "Iterable[Any]"]
 """Runs a dataset, such as a trial, in a spare worker, and returns its items. The worker ends with the iteration."""
@@ -272,7 +270,7 @@ def search(
             tried.append(_predicted(one, hot, predict))
     helping = sorted((one for one in tried if one.helps), key=_rank)
     useless = [one for one in tried if not one.helps and (one.samples or one.problem != one.proposal.untried)]
-    note = "" if helping else f"{_nothing_helps(lines[0], sites, hot)} {hot.elsewhere or REMAINS}"
+    note = "" if helping else _nothing_helps(lines[0], sites, hot)
     return Remedies(helping, note, useless)
 
 
@@ -351,15 +349,15 @@ def _lock_wait(hot: HotLines, line: HotLine) -> float:
 
 
 def _nothing_helps(slowest: HotLine, sites: Sequence[Site], hot: HotLines) -> str:
-    """Say that nothing is known for the slowest line, or helps."""
+    """Say that nothing is known for the slowest line, or helps, and what remains."""
     what = f"`{clean(slowest.source or slowest.function, SHOWN)}` ({slowest.place})"
     found = f"Nothing that nbloader knows makes {what} faster"
     if any(site.is_kept for site in sites if site.line is slowest):
-        return f"{found}: a cache keeps what it computes."
+        return f"{found}: a cache keeps what it computes. {hot.elsewhere or f'What remains: {REMAINS}.'}"
     library = _in_libraries(slowest, hot)
     if library >= NOTABLE:
         found += f", and at least {library:.0%} of its CPU time is spent inside libraries"
-    return f"{found}."
+    return f"{found}. {hot.elsewhere or f'What remains: keep results with nbloader.cached, {REMAINS}.'}"
 
 
 def _in_libraries(line: HotLine, hot: HotLines) -> float:
