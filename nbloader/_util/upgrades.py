@@ -49,5 +49,12 @@ def warn_of_upgrades() -> None:
             installed = importlib.metadata.version(distribution)
         except importlib.metadata.PackageNotFoundError:
             continue
-        if imported is not None and installed != imported:
+        if imported is not None and not _is_same(installed, imported):
             warn(f"{name} {installed} was installed, but this process has imported {imported}: restart the kernel")
+
+
+def _is_same(installed: str, imported: str) -> bool:
+    """Whether two versions are the same. A wheel's may lack the label of its build: torch 2.14.1 says 2.14.1+cu130."""
+    release, _, build = installed.partition("+")
+    other_release, _, other_build = imported.partition("+")
+    return release == other_release and (build == other_build or not build or not other_build)
