@@ -238,8 +238,8 @@ def cached(function: Callable[..., Any] | None = None, /, *, version: Any = None
                 return random_crop(decode(self.files[i]))
 
     A call returns what an earlier call, in any worker, returned for equal arguments and the same code. The result is a
-    copy that the caller may modify. It works in worker processes, threads, and without workers;
-    `nbloader.configure_cache` sets the limits, and `loader.stats()` and the dashboard show hits and misses.
+    copy that the caller may modify. The cache works in worker processes, in threads, and without workers.
+    `nbloader.configure_cache` sets its limits, and `loader.stats()` and the dashboard show hits and misses.
 
     **What counts as the same.** Calls are the same if all of this is equal:
 
@@ -252,28 +252,29 @@ def cached(function: Callable[..., Any] | None = None, /, *, version: Any = None
     Code is your own unless its file belongs to Python or to an installed package. All this is compared again before a
     result is kept. A file that was changed in the last 50 ms is read, but its result is not kept.
 
-    **What is outside.** See the table in "Cache decoded samples" in the documentation: among others files whose paths
-    are computed in the function, names that are computed, environment variables, and settings of installed packages.
+    **What does not count.** nbloader does not notice changes of files whose paths the function computes, of names that
+    it computes, of environment variables, and of settings of installed packages. The page "Cache decoded samples" of
+    the documentation has the whole list, and what to do instead.
 
     **What it keeps.** Arrays, tensors, images, and whatever can be pickled. When the memory is used up, a new entry
     replaces others only if they save clearly less time per byte. Exceptions are not cached.
 
     Args:
-        function: A function; coroutine functions, generator functions and methods are rejected. Its arguments must
-            have contents that can be compared: numbers, strings, paths, arrays, containers, instances that can be
-            pickled.
-        version: A value that is part of the key. Change it whenever something changes that is outside.
+        function: A function, but not a coroutine function, a generator function or a method. nbloader must be able to
+            compare its arguments by their contents: numbers, strings, paths, arrays, containers, and instances that can
+            be pickled.
+        version: A value that is part of the key. Change it whenever something changes that does not count by itself.
         depends: Paths, functions, classes, modules and values that are part of the key as if the function reached them
-            by name; of a module of your own, all that is in it. If `version` or `depends` is given, objects that the
-            function reaches by name but that cannot be pickled, such as an open database, are left out of the key
-            instead of raising an error.
+            by name. Of a module of your own, everything in it counts. If `version` or `depends` is given, the key
+            leaves out objects that the function reaches by name and that cannot be pickled, such as an open database,
+            and no error is raised.
 
     Returns:
-        A callable with the same signature. `__wrapped__` is the function itself. Without a function: a decorator.
+        A callable with the same signature, whose `__wrapped__` is the function itself. Without a function, a decorator.
 
     Raises:
-        TypeError: `function` is not such a function. Also raised by a call, if an argument or something that the code
-            reaches has no contents that can be compared, such as an open file.
+        TypeError: `function` is not such a function. A call also raises it if nbloader cannot compare an argument, or
+            something that the code reaches, such as an open file.
     """
     if isinstance(depends, (str, bytes)) or not isinstance(depends, Sequence):
         raise TypeError(f"depends must be a list of paths, functions, modules and values, not {depends!r}")
@@ -291,7 +292,7 @@ def _cached(function: Callable[..., Any], version: Any, depends: Sequence[Any]) 
         raise TypeError(f"cached takes a function, not {type(given).__name__}{hint}")
     if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
         raise TypeError(
-            f"{function.__qualname__} is a coroutine or generator function, whose result can be used only once: cache "
+            f"{function.__qualname__} is a coroutine or generator function, whose result can be used only once. Cache "
             "the function that computes its values"
         )
     return CachedFunction(function, version, depends)

@@ -44,9 +44,8 @@ class Explore:
     ) -> Explorer | None:
         """Open an explorer on the samples of an object.
 
-        Nothing is copied to disk and no port is opened. Samples are read when they are on screen, in the explorer's own
-        workers, with random generators that are seeded for each sample: the generators of the notebook and of a loader
-        are not affected.
+        The explorer copies nothing to disk and opens no port. Its own workers read the samples that are on screen, and
+        seed the random generators for each sample. This does not affect the generators of the notebook or of a loader.
 
         Args:
             x: A map dataset, an iterable dataset, torch's loader, an nbloader loader (even while it runs), an array, a
@@ -60,17 +59,18 @@ class Explore:
             normalization: Mean and standard deviation of the channels, to undo the normalization when pictures of
                 floats are drawn; figures are not affected. None uses the `Normalize` among the dataset's transforms, if
                 there is one. False draws pictures as they are.
-            kinds: What fields are, by their name or position, where shapes and neighbors do not tell:
-                `{"1": "mask", "meta.window": "signal"}`. Kinds: audio, boxes, cloud, flow, image, keypoints, mask,
-                signal, tokens, volume. A value that cannot be drawn so is drawn as usual, and a note says so.
+            kinds: The kinds of fields, by name or position, where shapes and neighbors do not tell:
+                `{"1": "mask", "meta.window": "signal"}`. The kinds are audio, boxes, cloud, flow, image, keypoints,
+                mask, signal, tokens and volume. If a value cannot be drawn as this kind, it is drawn as usual, and a
+                note says so.
             tokenizer: An object with `decode(ids)` that turns token ids into text. None uses the `tokenizer` of the
                 dataset or the collate function, if there is one.
             split: Which part of a `DatasetDict`, by its name, or of a list of datasets, such as the result of
                 `random_split`, by its position. None uses "train", or the first one.
 
         Returns:
-            The explorer. It is shown if it is the last expression of a cell, or by `show()`. In a script or a terminal
-            None, and a line is printed that says what to use there.
+            The explorer. It is shown if it is the last expression of a cell, or by `show()`. In a script or a terminal,
+            `explore` returns None, and prints what to use there.
 
         Raises:
             TypeError: `x` has no samples.

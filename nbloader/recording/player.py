@@ -53,7 +53,7 @@ def play(
 ) -> Player:
     """Play a run that `loader.record()` has written: `nbloader.play("run.nbl")` as the last line of a cell.
 
-    The player shows what the dashboard showed. It can be moved to any moment, paused, slowed down and sped up. It needs
+    The player shows what the dashboard showed. You can move it to any moment, pause it, and change its speed. It needs
     no loader, no data, and, once it is displayed, no kernel. Outside a notebook, `save()` writes a page.
 
     ::
