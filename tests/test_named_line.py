@@ -154,6 +154,15 @@ def test_a_slow_sampler_is_named_with_its_place(workers):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
+def test_the_slowest_line_of_a_slow_sampler_is_named(workers):
+    line = Balanced.__iter__.__code__.co_firstlineno + 2
+    told = re.compile(rf" \d+% of its time is spent in `time\.sleep\(0\.02\)` \(\S*test_named_line\.py:{line}\)\.")
+    with DataLoader(light.Numbers(40), 1, sampler=Balanced(), num_workers=workers, workers="thread") as loader:
+        wait_for(lambda: list(loader) and told.search(loader.stats().epoch_verdict.evidence))
+        assert told.search(str(loader.hot_lines()))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
 def test_where_no_line_of_the_dataset_is_slow_lines_and_remedies_name_the_sampler(workers):
     with DataLoader(light.Numbers(40), 4, sampler=Balanced(), num_workers=workers, workers="thread") as loader:
         for _batch in loader:

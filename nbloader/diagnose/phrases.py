@@ -11,7 +11,7 @@ from nbloader.diagnose.work import cores_used, split_work
 from nbloader.metrics.evidence import Place
 
 if TYPE_CHECKING:
-    from nbloader.metrics.evidence import Evidence
+    from nbloader.metrics.evidence import Evidence, SlowLine
 
 SMALLER = "Make batches smaller, with a smaller dtype (uint8 instead of float32) or fewer samples."
 """A remedy against large batches."""
@@ -90,11 +90,15 @@ def preemptions(e: Evidence, what: str) -> str:
 
 def slowest_line(e: Evidence) -> str:
     """The line that takes most of the workers' time, as a sentence that begins with a space; "" if it is not known."""
-    if e.line is None:
+    return line_of(e.line, "the time of fetching" if e.place is Place.CONSUMER else "the workers' time")
+
+
+def line_of(line: SlowLine | None, time: str) -> str:
+    """The line that takes most of some time, as a sentence that begins with a space; "" if it is not known."""
+    if line is None:
         return ""
-    time = "the time of fetching" if e.place is Place.CONSUMER else "the workers' time"
-    source, place = clean(e.line.source, SOURCE), clean(e.line.place, SOURCE)
-    return f" {percent(e.line.share)} of {time} is spent in `{source}` ({place})."
+    source, place = clean(line.source, SOURCE), clean(line.place, SOURCE)
+    return f" {percent(line.share)} of {time} is spent in `{source}` ({place})."
 
 
 def line_remedy(e: Evidence, *, waits: bool = False) -> str:

@@ -10,12 +10,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import os
 import random
 import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nbloader._util.code_places import PACKAGE, is_library, place_of, source_line
@@ -36,6 +38,8 @@ log = logging.getLogger(__name__)
 INTERVAL = 0.05
 """Mean time between two samples of a worker, seconds. The time varies randomly by up to half of it, so that samples do
 not lock onto a rhythm of the dataset."""
+SAMPLING = str(Path(PACKAGE, "sampling")) + os.sep
+"""The directory of the modules that call samplers."""
 PROMPT = 1e-4
 """Seconds; see `_prompt_switches`."""
 ENOUGH, NOTABLE = 20, 0.2
@@ -58,6 +62,7 @@ class LineProfiler:
         self._began = self._awaited = 0.0  # when the newest epoch began, and its loop waited last
         self._profile = LineProfile(ENOUGH)
         self._steps = LineProfile(ENOUGH)  # of the loop's own code, while that is requested
+        self._draws = LineProfile(ENOUGH)  # of a sampler, which runs on the loop's thread
         self._consumer = 0  # the thread of the newest loop
         self._engine = engine
         self._open: set[int] = set()
@@ -65,6 +70,7 @@ class LineProfiler:
         self._lock = threading.Lock()
         self._slowest: SlowLine | None = None
         self._slowest_step: SlowLine | None = None
+        self._slowest_draw: SlowLine | None = None
         self._roots = roots
         self._remedies: dict[tuple[str, int, str], Advice] = {}  # of lines that were the slowest: file, number and text
         self._slowest_due = 0.0  # when to look for it again; monotonic seconds
@@ -84,6 +90,7 @@ class LineProfiler:
         if on:
             self._profile.clear()
         self._steps.clear()
+        self._draws.clear()
         with self._lock:
             self.on = on
             self._start_or_stop()
@@ -99,6 +106,7 @@ class LineProfiler:
             self._slowest_due = 0.0
             self._profile.begin_epoch()
             self._steps.begin_epoch()
+            self._draws.begin_epoch()
             self._start_or_stop()
 
     def awaited(self) -> None:
@@ -144,6 +152,13 @@ class LineProfiler:
         self._look()
         return self._slowest_step
 
+    def slowest_draw(self) -> SlowLine | None:
+        """Return the line that takes most of the time of a sampler; None as for `slowest`."""
+        if not self._draws.is_current:
+            return None
+        self._look()
+        return self._slowest_draw
+
     def slowest(self) -> SlowLine | None:
         """Return the line that takes most of the workers' time; None if none stands out, or before enough samples.
 
@@ -161,11 +176,10 @@ class LineProfiler:
             return
         self._slowest_due = now + RECOMPUTED_S if self._open else math.inf
         first = _slowest(self.result()) if self._profile.is_current else None
-        step = _slowest(_lines(self._steps, profiling=True)) if self._steps.is_current else None
         self._slowest = None
         if first is not None:
             self._slowest = SlowLine(first.share, first.source, first.place, *self._remedy(first))
-        self._slowest_step = None if step is None else SlowLine(step.share, step.source, step.place)
+        self._slowest_step, self._slowest_draw = _slow_line(self._steps), _slow_line(self._draws)
 
     def _remedy(self, line: HotLine) -> Advice:
         """Return what is known to make a line cheaper. It is looked for once, which takes a few milliseconds."""
@@ -207,9 +221,12 @@ class LineProfiler:
         return self.on is True or time.monotonic() - self._awaited <= 2 * wait_hooks.INTERVAL
 
     def tick(self) -> None:
-        """Sample some workers, and the loop's own code on request."""
-        if self.on:
-            self._steps.add(_stack_of(self._consumer))
+        """Sample some workers and a sampler, and the loop's own code on request."""
+        stacks, caller = _stack_of(self._consumer)
+        if caller.startswith(SAMPLING):
+            self._draws.add(stacks)
+        elif self.on and not caller:
+            self._steps.add(stacks)
         self._profile.add(self._engine.sample_stacks(self._turn, AT_ONCE))
         self._turn += AT_ONCE
 
@@ -226,19 +243,30 @@ def _slowest(hot: HotLines) -> HotLine | None:
     return first if first is not None and _stands_out(first, hot.samples) else None
 
 
-def _stack_of(thread: int) -> list[StackCount]:
-    """Return the stack of a thread, if it executes the user's code and not nbloader's."""
-    frame = sys._current_frames().get(thread)
+def _slow_line(profile: LineProfile) -> SlowLine | None:
+    """Return the slowest line of a profile of the newest epoch; None if none stands out."""
+    line = _slowest(_lines(profile, profiling=True)) if profile.is_current else None
+    return None if line is None else SlowLine(line.share, line.source, line.place)
+
+
+def _stack_of(thread: int) -> tuple[list[StackCount], str]:
+    """Return the stack of a thread within nbloader's innermost function, and the file of that function.
+
+    Returns:
+        One stack, or none if it contains no code of the user, and the file; "" if nbloader does not run.
+    """
+    frame, caller = sys._current_frames().get(thread), ""
     lines: list[CodeLine] = []
-    while frame is not None:
+    while frame is not None and not caller:
         code = frame.f_code
         if code.co_filename.startswith(PACKAGE):
-            return []
-        lines.append(CodeLine(code.co_filename, code.co_name, frame.f_lineno or code.co_firstlineno))
+            caller = code.co_filename
+        else:
+            lines.append(CodeLine(code.co_filename, code.co_name, frame.f_lineno or code.co_firstlineno))
         frame = frame.f_back
     if all(is_library(line.file) for line in lines):  # the notebook waits for a cell
-        return []
-    return [StackCount(tuple(reversed(lines)), 1.0, 0.0)]
+        return [], caller
+    return [StackCount(tuple(reversed(lines)), 1.0, 0.0)], caller
 
 
 def _stands_out(line: HotLine, samples: int) -> bool:

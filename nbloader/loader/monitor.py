@@ -265,6 +265,7 @@ class Monitor:
             known,
             self.lines.slowest(),
             self.lines.slowest_step(),
+            self.lines.slowest_draw(),
         )
 
     def _known_samples(self, dataset: Any, *, patient: bool) -> KnownFacts:

@@ -244,6 +244,7 @@ class Aggregator:
         facts: KnownFacts | None = None,
         line: SlowLine | None = None,
         step: SlowLine | None = None,
+        draw: SlowLine | None = None,
     ) -> Snapshot:
         """Make a snapshot from the events so far and the present gauges.
 
@@ -254,10 +255,11 @@ class Aggregator:
             facts: Function that looks up what is known about samples; None to look up nothing.
             line: The line of code that takes most of the workers' time; None if unknown.
             step: The line that takes most of the time of the loop's own code; None if unknown.
+            draw: The line that takes most of the time of the sampler; None if unknown.
         """
         with self._lock:
             self._count()
-            snapshot, records = self._snapshot_and_records(gauges, now, epoch, facts, line, step)
+            snapshot, records = self._snapshot_and_records(gauges, now, epoch, facts, line, step, draw)
             fresh = min(self._total - self._series.total, len(records), STAGE_BATCHES)
             newest = records[len(records) - fresh :]
             if self._origin is not None:
@@ -385,6 +387,7 @@ class Aggregator:
         facts: KnownFacts | None,
         line: SlowLine | None,
         step: SlowLine | None,
+        draw: SlowLine | None,
     ) -> tuple[Snapshot, list[BatchRecord]]:
         records = list(self._recent)
         last = records[-STAGE_BATCHES:]
@@ -479,8 +482,8 @@ class Aggregator:
         diagnosis = self._judge(
             snapshot,
             self._status(g, rates, stop, usual_ns),
-            _with_facts(replace(now, sampler=self._sampler, step=step), facts, line),
-            _with_facts(replace(epoch, sampler=self._sampler, step=step), facts, line),
+            _with_facts(replace(now, sampler=self._sampler, step=step, draw=draw), facts, line),
+            _with_facts(replace(epoch, sampler=self._sampler, step=step, draw=draw), facts, line),
         )
         if diagnosis.epoch.cause not in ("", "unknown"):
             self._judged = JudgedEpoch(self._epoch, diagnosis.epoch, epoch)

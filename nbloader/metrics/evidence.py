@@ -128,6 +128,8 @@ class Evidence:
     """The line that takes most of the workers' time; None if none does, or if too few samples were taken."""
     step: SlowLine | None = None
     """The line that takes most of the time of the loop's own code; None if none does, or if it was not sampled."""
+    draw: SlowLine | None = None
+    """The line that takes most of the time of the sampler; None if none does, or if it was not sampled."""
     sampler: str = ""
     """The user's function that draws indices, such as "Balanced.__iter__ (cell 4 line 12)"; "" if it is a library's."""
     window: int = 0

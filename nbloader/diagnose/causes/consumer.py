@@ -7,7 +7,7 @@ import re
 from nbloader._util.format import clean, duration, percent, plural
 from nbloader.diagnose.causes.base import Cause, Remedy, always
 from nbloader.diagnose.parts import Part, own_ms
-from nbloader.diagnose.phrases import SOURCE, millis
+from nbloader.diagnose.phrases import SOURCE, line_of, millis
 from nbloader.diagnose.work import CONTENDED, PYTHON_STEP, split_steps, taken_by_others
 from nbloader.metrics.evidence import Evidence, Place
 
@@ -28,16 +28,8 @@ def _sentence(e: Evidence) -> str:
     ready = "" if e.place is Place.CONSUMER or e.ready < 1 else f" The loader keeps {_mean_batches(e.ready)} ready."
     return (
         f"Your loop is the bottleneck: it waited for {percent(e.wait_share)} {span}. It spends {millis(own_ms(e))} on "
-        f"each batch{_steps(e)}.{_slowest_line(e)}{ready}"
+        f"each batch{_steps(e)}.{line_of(e.step, 'that time')}{ready}"
     )
-
-
-def _slowest_line(e: Evidence) -> str:
-    """The line that takes most of the time of the steps, as a sentence that begins with a space; "" if unknown."""
-    if e.step is None:
-        return ""
-    source, place = clean(e.step.source, SOURCE), clean(e.step.place, SOURCE)
-    return f" {percent(e.step.share)} of that time is spent in `{source}` ({place})."
 
 
 def _mean_batches(count: float) -> str:
