@@ -2054,6 +2054,23 @@ def test_the_lines_that_a_proposal_replaces_are_known(tmp_path):
         assert changed_lines(site, proposal) == lines
 
 
+@pytest.mark.parametrize(
+    "path", ["f'{FOLDER}/{i // 9}.csv'", "os.path.join(FOLDER, str(i // 9))", "FOLDER + str(i // 9)"]
+)
+def test_samples_of_one_file_share_what_is_kept(path, tmp_path):
+    source = f"""\
+        import os, random
+        import numpy as np
+        def f(i):
+            rows = np.loadtxt({path})
+            return rows[i % 9] + random.random()
+        """
+    function = defined(tmp_path, source, FOLDER="a/")
+    found = proposals("same-each-epoch", function, facts=Facts(samples=100, nbytes=1000))
+    assert all("def same_each_epoch_f(path):\n    rows = np.loadtxt(path)\n" in proposal.helper for proposal in found)
+    assert found
+
+
 @pytest.mark.parametrize(("samples", "per_file"), [(1000, 100), (1000, 20), (100, 2), (200, 3), (30, 5), (500, 1)])
 def test_the_results_of_a_cache_are_estimated_from_the_arguments_that_samples_share(samples, per_file):
     estimates = []

@@ -174,9 +174,15 @@ class Arguments(ast.NodeTransformer):
         return found if ast.unparse(found) == before else self._replaced(node, found)
 
     def _is_path(self, node: ast.expr) -> bool:
-        """Whether an expression makes a path from an attribute of `self`: changes of a file are noticed by its path."""
-        own = [inner for inner in ast.walk(node) if isinstance(inner, ast.Attribute) and self._is_own(inner)]
-        texts = [inner for inner in own if isinstance(self._site.target(inner), (str, os.PathLike))]
+        """Whether an expression makes a path from an attribute of `self`, or from a global variable.
+
+        Changes of a file are noticed by its path, and samples of one file share what is kept.
+        """
+        parts = [inner for inner in ast.walk(node) if isinstance(inner, (ast.Attribute, ast.Name))]
+        known = [
+            inner for inner in parts if self._by_contents or (isinstance(inner, ast.Attribute) and self._is_own(inner))
+        ]
+        texts = [inner for inner in known if isinstance(self._site.target(inner), (str, os.PathLike))]
         return bool(texts) and self._is_known(node)
 
     def _is_known(self, node: ast.expr) -> bool:
