@@ -22,6 +22,9 @@ class Confusion {
     return this.node.hidden ? ["", ""] : this.selects.map((node) => node.value);
   }
   update(data, columns) {
+    keepFocus(this.table, () => this.fill(data, columns), () => this.selects[0]);
+  }
+  fill(data, columns) {
     this.table.replaceChildren();
     if (!data) return;
     const { classes, counts } = data, [rows, across] = this.pair;

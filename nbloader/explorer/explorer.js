@@ -286,7 +286,8 @@ export async function mount({ model, el, styles, asset, load }) {
     node.setAttribute("aria-label", `sample ${index}, ${caption(card)}`);
   };
   const fitting = () => columns.slice(0, Math.max(1, Math.floor((width - FIXED) / COLUMN)));
-  const drawHeader = () => {
+  const drawHeader = () => keepFocus(header, fillHeader, () => scroller);
+  const fillHeader = () => {
     header.replaceChildren();
     make("span", "nbx-check", header);
     const size = [...cards.values()].some((card) => card.nbytes) ? "Size" : "";  // rows of plain values have none
@@ -452,8 +453,10 @@ export async function mount({ model, el, styles, asset, load }) {
     order = indices && withHeadings(indices);
     reasons = why;
     orders.value = name;
-    again.hidden = !(name in PROBLEMS) || !indices.length;
-    all.hidden = name === "selected" || !indices?.length || indices.length > 100000;
+    keepFocus(tools, () => {
+      again.hidden = !(name in PROBLEMS) || !indices.length;
+      all.hidden = name === "selected" || !indices?.length || indices.length > 100000;
+    }, () => scroller);
     if (name !== "filtered") {
       arrangement = { ...NOTHING };
       statistics.reset();
@@ -475,8 +478,10 @@ export async function mount({ model, el, styles, asset, load }) {
   };
   const showSelection = () => {
     write(chosen, selected.size ? `${whole(selected.size)} selected` : "");
-    clear.hidden = !selected.size;
-    asPython.hidden = !selected.size && orderName !== "filtered";
+    keepFocus(tools, () => {
+      clear.hidden = !selected.size;
+      asPython.hidden = !selected.size && orderName !== "filtered";
+    }, () => scroller);
     if (opened) drawDetail();
     schedule();
   };
@@ -524,11 +529,10 @@ export async function mount({ model, el, styles, asset, load }) {
 
   // ---- one sample in full ------------------------------------------------------------------------------------------
 
-  const drawDetail = () => {
+  const drawDetail = () => keepFocus(detail, fillDetail, () => (opened ? detail.querySelector("button") : scroller));
+  const fillDetail = () => {
     detail.hidden = !opened;
     main.classList.toggle("nbx-with-detail", !!opened);
-    const active = treeOf(el).activeElement;
-    const focused = detail.contains(active) ? active.getAttribute("aria-label") : null;
     const scrolled = detail.scrollTop;
     detail.replaceChildren();
     if (!opened) return;
@@ -576,7 +580,6 @@ export async function mount({ model, el, styles, asset, load }) {
       if (sample.left_out) make("p", "nbl-note", detail, `${whole(sample.left_out)} more fields`);
     }
     detail.scrollTop = scrolled;
-    if (focused) [...detail.querySelectorAll("button, input, select, canvas")].find((node) => node.getAttribute("aria-label") === focused)?.focus();
   };
   const drawBeside = (versions) => {
     if (!versions.length) return;

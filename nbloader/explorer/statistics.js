@@ -117,7 +117,7 @@ class Histogram {
     const [from, to] = this.chosen ?? [0, -1];
     this.band.setAttribute("x", from);
     this.band.setAttribute("width", Math.max(0, to - from + 1));
-    this.clear.hidden = !this.chosen;
+    keepFocus(this.node, () => { this.clear.hidden = !this.chosen; }, () => this.node);
     const kept = this.chosen ? all.slice(from, to + 1).reduce((sum, count) => sum + count, 0) : null;
     const facts = kept !== null ? `${whole(kept)} chosen` : labels ? `${labels.length} ${labels.length === 1 ? "value" : "values"}` : mean !== null ? `mean ${valueText(this.name, mean)}` : "";
     write(this.note, missing ? `${facts} · ${whole(missing)} without` : facts);
@@ -468,6 +468,9 @@ class Statistics {
     const key = JSON.stringify([problems, checked]);
     if (key === this.problemsKey) return;
     this.problemsKey = key;
+    keepFocus(this.problems, () => this.fillProblems(problems, checked), () => this.node.querySelector("summary"));
+  }
+  fillProblems(problems, checked) {
     this.problems.replaceChildren();
     for (const [kind, count] of Object.entries(problems)) {
       if (count) button(this.problems, `${whole(count)} ${PROBLEMS[kind]}`, `List the problem: ${PROBLEMS[kind]}`, () => this.api.list(kind));

@@ -62,6 +62,17 @@ function addStyles(el, id, text) {
   write(node, text);
 }
 
+// Changes nodes below `scope`. If that removes or hides the one with the focus, the focus goes to its successor with the
+// same name, or else to what `next()` returns: not to the page, whose shortcuts would take the next key.
+function keepFocus(scope, change, next) {
+  const active = treeOf(scope).activeElement, held = scope.contains(active);
+  change();
+  if (!held || (active.isConnected && active.offsetParent)) return;
+  const name = active.getAttribute("aria-label");
+  const successor = [...scope.querySelectorAll("button, input, select, canvas")].find((node) => node.getAttribute("aria-label") === name && node.offsetParent);
+  (successor ?? next())?.focus();
+}
+
 // Whether the page behind a node is dark.
 function isDark(node) {
   const pen = Object.assign(document.createElement("canvas"), { width: 1, height: 1 }).getContext("2d", { willReadFrequently: true });

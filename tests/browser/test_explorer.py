@@ -308,6 +308,47 @@ def test_a_scan_finds_problems_and_histograms_filter_by_dragging_and_by_keys(  #
     assert "chosen [30, 90]" in notebook.wait_until_run(1)
 
 
+KEYS = """
+import nbloader
+from gallery import Shapes
+view = nbloader.explore(Shapes(60), workers="thread", num_workers=1)
+view.selected = [2]
+view
+"""
+
+
+def test_a_button_that_goes_away_leaves_the_focus_in_the_explorer(open_notebook: Any) -> None:
+    """Or the next key would be a shortcut of JupyterLab, such as D D, which deletes the cell."""
+    notebook = open_notebook(KEYS)
+    page = notebook.page
+    notebook.run_all()
+    live = page.locator(".nbl-live .nbx")
+    live.locator(".nbx-card img[alt='sample 0']").wait_for()
+    focused = lambda name: page.wait_for_function(  # noqa: E731
+        "(name) => document.activeElement.ariaLabel === name && document.activeElement.offsetParent", arg=name
+    )
+    clear = live.get_by_role("button", name="Clear the selection")
+    clear.press("Enter")
+    clear.wait_for(state="hidden")
+    focused("samples")
+    page.keyboard.press("Enter")
+    live.get_by_role("button", name="The same sample under another seed").press("Enter")
+    first = live.get_by_role("button", name="The first draw")
+    first.press("Enter")
+    first.wait_for(state="hidden")
+    focused("Previous sample")
+    page.keyboard.press("Escape")
+    live.get_by_role("button", name="Show a table").press("Enter")
+    live.get_by_role("button", name="Sort by label").press("Enter")
+    live.locator(".nbx-columns", has_text="label \N{UPWARDS ARROW}").wait_for()
+    focused("Sort by label")
+    page.keyboard.press("d")
+    page.keyboard.press("d")
+    page.keyboard.press("Enter")
+    live.locator(".nbx-columns", has_text="label \N{DOWNWARDS ARROW}").wait_for()
+    focused("Sort by label")
+
+
 GAZE = """
 import gaze, nbloader, numpy as np  # registers the kind
 class Faces:
