@@ -154,7 +154,7 @@ def _open_a_table(notebook: Any) -> None:
     more = table.locator(".nbx-more")
     more.wait_for()
     assert more.inner_text() == f"+{24 - table.locator('.nbx-columns > .nbx-sorts').count()}"
-        assert "or more" in more.get_attribute("title")
+    assert "or more" in more.get_attribute("title")
     assert table.evaluate(MISALIGNED) == []
     table.scroll_into_view_if_needed()
     screenshot(notebook.page, "table-of-a-data-frame")
