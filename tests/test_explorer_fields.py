@@ -352,6 +352,8 @@ def test_the_cover_is_a_picture_else_a_wave_else_a_text():
     assert cover({"n": 1, "t": "a", "w": np.arange(50)}) == "w"
     assert cover({"n": 1, "t": "a"}) == "t"
     assert cover({"attention_mask": np.ones(50, int), "input_ids": np.arange(50)}) == "input_ids"
+    assert cover({"position_ids": np.arange(50), "input_ids": np.arange(50)}) == "input_ids"
+    assert cover({"t": "a", "observed": np.ones(50, bool)}) == "observed"
     assert cover(3) == ""
 
 

@@ -117,6 +117,9 @@ class Attributed:
         ([np.moveaxis(FLOW, 0, 2)], ["volume"]),
         ({"input_ids": [1, 2, 3]}, ["tokens"]),
         ({"input_ids": [1.5, 2, 3]}, ["array"]),
+        ({"input_ids": [5] * 9, "attention_mask": [1] * 9, "labels": [-100] * 9}, ["tokens", "flags", "tokens"]),
+        ({"input_ids": [5] * 9, "position_ids": list(range(9))}, ["tokens", "signal"]),
+        ({"observed": np.arange(9) > 4, "x": np.arange(9) % 2, "mask": np.arange(9)}, ["flags", "signal", "signal"]),
         ({"jpg": encoded(RGB, "JPEG"), "cls": b"3"}, ["image", "bytes"]),
         ({"jpg": encoded(RGB, "JPEG"), "seg.png": encoded(LABELS.astype(np.uint8), "PNG")}, ["image", "mask"]),
         ({"image": {"bytes": encoded(RGB, "PNG"), "path": None}}, ["image"]),
@@ -260,6 +263,19 @@ def test_token_ids_are_words_if_there_is_a_tokenizer():
     assert by_path["labels"].note == "1 of them are ignored (-100)"
     assert described((torch.arange(9), torch.arange(9)), tokenizer=tokenizer)[0]["0"].kind == "tokens"
     assert "no tokenizer" in described(sample)[0]["input_ids"].note
+
+
+def test_flags_are_a_strip_of_cells_and_no_problem_if_all_are_set():
+    mask = torch.cat([torch.ones(48), torch.zeros(12)]).long()
+    field = described({"input_ids": torch.arange(60), "attention_mask": mask})[0]["attention_mask"]
+    assert (field.summary, field.data["cells"]) == ("48 of 60 set", [1.0] * 48 + [0.0] * 12)
+    cells = described({"seen": np.arange(6000) % 4 == 0})[0]["seen"].data["cells"]
+    assert len(cells) == 600
+    assert set(cells) <= {0.2, 0.3}
+    for sample in ({"input_ids": [5] * 9, "attention_mask": [1] * 9}, {"seen": np.ones(9, bool)}):
+        check = describe(sample, {}, (), View(scan=True)).check
+        assert check is not None
+        assert check.constant == ()
 
 
 def test_encoded_pictures_and_sounds_are_decoded_and_broken_ones_say_so():

@@ -60,9 +60,9 @@ class Explore:
                 floats are drawn; figures are not affected. None uses the `Normalize` among the dataset's transforms, if
                 there is one. False draws pictures as they are.
             kinds: The kinds of fields, by name or position, where shapes and neighbors do not tell:
-                `{"1": "mask", "meta.window": "signal"}`. The kinds are audio, boxes, cloud, flow, image, keypoints,
-                mask, signal, tokens and volume. If a value cannot be drawn as this kind, it is drawn as usual, and a
-                note says so.
+                `{"1": "mask", "meta.window": "signal"}`. The kinds are audio, boxes, cloud, flags, flow, image,
+                keypoints, mask, signal, tokens and volume. If a value cannot be drawn as this kind, it is drawn as
+                usual, and a note says so.
             tokenizer: An object with `decode(ids)` that turns token ids into text. None uses the `tokenizer` of the
                 dataset or the collate function, if there is one.
             split: Which part of a `DatasetDict`, by its name, or of a list of datasets, such as the result of

@@ -26,6 +26,7 @@ from nbloader.explorer.kinds.bytes import Bytes
 from nbloader.explorer.kinds.cloud import Cloud
 from nbloader.explorer.kinds.error import Failure
 from nbloader.explorer.kinds.file import File
+from nbloader.explorer.kinds.flags import Flags
 from nbloader.explorer.kinds.flow import Flow
 from nbloader.explorer.kinds.graph import Graph
 from nbloader.explorer.kinds.image import Image
@@ -82,6 +83,7 @@ KINDS: list[type[Kind]] = [
     Cloud,
     Image,  # arrays, by their shape
     Volume,
+    Flags,
     Signal,
     Array,
     Object,

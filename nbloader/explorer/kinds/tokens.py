@@ -31,15 +31,19 @@ class Tokens(Kind):
 
     @classmethod
     def recognizes(cls, value: Value) -> bool:
-        """Return whether the value has the name of token ids, or could be some where the dataset has a tokenizer."""
+        """Return whether the value has the name of token ids, or could be some where the dataset has a tokenizer.
+
+        Labels beside token ids are a number for each token, if not token ids themselves.
+        """
         if not cls.fits(value):
             return False
-        if value.name in SURE:
+        beside_tokens = not value.neighbors.keys().isdisjoint(SURE)
+        if value.name in SURE or (value.name == "labels" and beside_tokens):
             return True
         if value.context.tokenizer is None:
             return False
-        named = value.name in NAMES and (value.name != "labels" or "input_ids" in value.neighbors)
-        return named or ((value.name.isdecimal() or not value.name) and value.numbers.size >= LEAST)
+        unnamed = value.name.isdecimal() or not value.name
+        return (unnamed and value.numbers.size >= LEAST) or (value.name in NAMES and value.name != "labels")
 
     @classmethod
     def fits(cls, value: Value) -> bool:
