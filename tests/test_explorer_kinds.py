@@ -201,6 +201,11 @@ def test_a_mask_that_is_the_only_picture_has_colors_on_a_card():
     assert [tuple(card[0, 0]), tuple(card[15, 15])] == [tuple(LABEL_COLORS[0]), tuple(LABEL_COLORS[2])]
 
 
+def test_the_summary_of_a_mask_says_what_it_is():
+    for sample in ({"image": GRAY, "mask": LABELS}, {"mask": LABELS}):
+        assert describe(sample, {}, (), View()).fields[-1].summary == "mask, 2 labels"
+
+
 def test_caption_and_cover_are_chosen_by_kind_and_leave_out_what_is_absent():
     sample = {"nothing": None, "x": [1, 2], "t": "text", "n": 2.5, "label": 1, "image": GRAY, "more": {}}
     content = json.loads(SampleReader([sample], {"label": ["cat", "dog"]}, ())[Request(0)].content)

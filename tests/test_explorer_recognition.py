@@ -392,6 +392,24 @@ def test_points_in_space_are_attached_with_colors_and_without_what_is_not_finite
     assert decode(description.buffers[by_path["cloud"].picture])[:, :, 3].max() == 255
 
 
+def test_points_have_the_colors_of_their_labels():
+    points = RANDOM.normal(size=(500, 3)).astype(np.float32)
+    points[7, 0] = np.nan
+    labels = np.arange(500) % 3 - 1
+    by_path, description = described({"points": torch.from_numpy(points), "y": labels})
+    assert by_path["points"].note == "499 points of 500 drawn; the color is the label in y"
+    assert (by_path["y"].kind, by_path["y"].drawn) == ("array", False)
+    colors = np.frombuffer(description.buffers[by_path["points"].data["colors"]], np.uint8).reshape(-1, 3)
+    assert len(colors) == 499
+    shown = np.delete(labels, 7)
+    assert len({(int(label), *map(int, color)) for label, color in zip(shown, colors, strict=True)}) == 3
+    assert len(np.unique(colors, axis=0)) == 3
+    for other in (labels[:499], np.arange(500), labels.astype(float)):
+        by_path, _ = described({"points": points, "y": other})
+        assert by_path["points"].note == "499 points of 500 drawn; the color is the height"
+        assert by_path["y"].kind == "signal"
+
+
 def test_optical_flow_has_hues_by_direction_and_white_where_nothing_moves():
     flow = np.zeros((2, 16, 16), np.float32)
     flow[0, :, :8] = 5.0

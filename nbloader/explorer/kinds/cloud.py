@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nbloader._util.format import plural
+from nbloader._util.format import clean, plural
 from nbloader._util.png import png
+from nbloader.explorer.field import SUMMARY
 from nbloader.explorer.kinds.base import NO_NUMBERS, Kind, Value
-from nbloader.explorer.pictures import BYTE, Picture, Pixels
+from nbloader.explorer.pictures import BYTE, LABEL_COLORS, Picture, Pixels
 from nbloader.explorer.strokes import dot
+from nbloader.explorer.values import CARD_ELEMENTS, thinned
 
 NAMES = ("point", "cloud", "xyz", "lidar", "velodyne", "pcd", "vertices", "coords")
 """Words in the names of fields that may be point clouds."""
@@ -28,10 +30,12 @@ AZIMUTH, ELEVATION = 0.6, 0.45
 TAILS = (0.5, 99.5)
 """Percentiles between which all is in the picture: a few points far away do not make the others small."""
 LOW_COLOR, HIGH_COLOR = (42, 96, 190), (240, 170, 40)
+MAX_LABELS = 256
+"""Maximum number of distinct labels of points."""
 
 
 class Cloud(Kind):
-    """Points that can be turned; without colors of their own, their color is their height."""
+    """Points that can be turned; without colors or labels of their own, their color is their height."""
 
     name = "cloud"
     compared_as = "signal"
@@ -58,7 +62,8 @@ class Cloud(Kind):
         field.summary = plural(len(points), "point")
         if view.scan:
             return
-        places, colors = _drawn(points)
+        label_name, labels = self._labels(len(points))
+        places, colors = _drawn(points, labels)
         if not len(places):
             return
         if self.context.draws_picture:
@@ -69,7 +74,34 @@ class Cloud(Kind):
             field.data["colors"] = self.context.attach(np.ascontiguousarray(colors).tobytes())
             field.data |= {"azimuth": AZIMUTH, "elevation": ELEVATION}
         shown = f"{plural(len(places), 'point')} of {len(points):,} drawn; " if len(places) < len(points) else ""
-        field.note = f"{shown}{'colors are columns 3 to 5' if _has_colors(points) else 'the color is the height'}"
+        if _has_colors(points):
+            field.note = f"{shown}colors are columns 3 to 5"
+        else:
+            field.note = f"{shown}the color is {'the height' if labels is None else f'the label in {label_name}'}"
+
+    def _labels(self, count: int) -> tuple[str, NDArray[Any] | None]:
+        """Return name and content of the first field beside the points that is a label for each of them."""
+        for name, part in self.value.neighbors.items():
+            labels = Value(name, part, self.context).numbers
+            if is_a_label_each(labels) and labels.size == count:
+                return clean(name, SUMMARY), labels
+        return "", None
+
+
+def is_a_label_each(array: NDArray[Any]) -> bool:
+    """Return whether an array is a line of whole numbers, of which few are distinct."""
+    if array.ndim != 1 or array.dtype.kind not in "biu":
+        return False
+    return len(np.unique(thinned(array, CARD_ELEMENTS))) <= MAX_LABELS
+
+
+def labels_points(value: Value) -> bool:
+    """Return whether a value is a label for each point of a cloud beside it."""
+    labels = value.numbers
+    if labels.size < LEAST or not is_a_label_each(labels):
+        return False
+    beside = (Value(name, part, value.context) for name, part in value.neighbors.items() if part is not value.content)
+    return any(len(_points(other.numbers)) == labels.size and Cloud.recognizes(other) for other in beside)
 
 
 def _points(array: NDArray[Any]) -> NDArray[Any]:
@@ -99,10 +131,11 @@ def _has_colors(points: NDArray[Any]) -> bool:
     return low >= 0 and (high <= 1 or (high > BYTE / 2 and high <= BYTE and bool((colors == np.rint(colors)).all())))
 
 
-def _drawn(points: NDArray[Any]) -> tuple[NDArray[np.float64], Pixels]:
+def _drawn(points: NDArray[Any], labels: NDArray[Any] | None) -> tuple[NDArray[np.float64], Pixels]:
     """Return the positions to draw, most of them between -1 and 1, and their colors."""
-    points = points[np.isfinite(points).all(axis=1)]
-    points = points[:: max(1, -(-len(points) // MAX_POINTS))]
+    kept = np.flatnonzero(np.isfinite(points).all(axis=1))
+    kept = kept[:: max(1, -(-len(kept) // MAX_POINTS))]
+    points = points[kept]
     if not len(points):
         return np.empty((0, 3)), np.empty((0, 3), np.uint8)
     places = points[:, :3].astype(np.float64)
@@ -112,6 +145,8 @@ def _drawn(points: NDArray[Any]) -> tuple[NDArray[np.float64], Pixels]:
     if _has_colors(points):
         colors = points[:, 3:6].astype(np.float64)
         return places, np.rint(colors * (BYTE if colors.max() <= 1 else 1)).astype(np.uint8)
+    if labels is not None:
+        return places, LABEL_COLORS[1:][labels[kept].astype(np.int64) % (len(LABEL_COLORS) - 1)]
     depth = (high - low)[2] / (2 * half) or 1.0
     share = np.clip((places[:, 2:] / depth + 1) / 2, 0, 1)
     return places, np.rint((1 - share) * LOW_COLOR + share * np.array(HIGH_COLOR)).astype(np.uint8)

@@ -75,12 +75,14 @@ class Mask(Kind):
         self.field.summary = self.value.shape_and_type
         if grid.ndim == 3:
             self.field.summary = plural(len(grid), "object")
+        elif not self.context.view.scan:
+            self.field.summary = f"mask, {_count_labels(grid)}"
         height, width = grid.shape[-2:]
         self.field.size = (width, height)
         if self.context.draws_picture:
             labels = _small(grid, side)
-            note = f"{plural(len(grid), 'object')} in color" if grid.ndim > 2 else _count_labels(grid)
-            picture = Picture(png(colored_labels(labels)), width, height, f"{note}; 0 is black")
+            shown = plural(len(grid), "object") if grid.ndim > 2 else _count_labels(grid)
+            picture = Picture(png(colored_labels(labels)), width, height, f"{shown} in color; 0 is black")
             self.context.show(self.field, picture)
 
     def belongs_to(self, picture: Field) -> bool:
@@ -136,7 +138,7 @@ def _is_palette(value: Value) -> bool:
 
 
 def _count_labels(grid: NDArray[Any]) -> str:
-    return f"{plural(len(np.unique(grid)), 'label')} in color"
+    return plural(len(np.unique(grid)), "label")
 
 
 def is_mask(array: NDArray[Any], limit: int = MAX_LABELS) -> bool:

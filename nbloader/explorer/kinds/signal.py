@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from nbloader._util.format import plural
 from nbloader.explorer.field import FEW
 from nbloader.explorer.kinds.base import NO_NUMBERS, Cover, Kind, Value
+from nbloader.explorer.kinds.cloud import labels_points
 from nbloader.explorer.kinds.tokens import SURE as TOKENS
 from nbloader.explorer.pictures import has_long_lines
 from nbloader.explorer.values import envelope
@@ -29,8 +30,11 @@ class Signal(Kind):
 
     @classmethod
     def recognizes(cls, value: Value) -> bool:
-        """Return whether the array is a line of more than a few numbers, or has few lines, but no edges."""
-        return "edge_index" not in value.name and _lines(value.numbers).size > FEW
+        """Return whether the array is a line of more than a few numbers, or has few lines.
+
+        Edges and labels of points are in no order, and are no signals.
+        """
+        return "edge_index" not in value.name and _lines(value.numbers).size > FEW and not labels_points(value)
 
     @classmethod
     def fits(cls, value: Value) -> bool:
