@@ -521,8 +521,9 @@ def remedy(**fields: Any) -> RemedyResult:
 def test_remedies_are_searched_after_a_click_while_the_loop_runs(loader: FakeLoader, screen: Screen) -> None:
     dashboard = widget.dashboard_of(loader)
     loader.hot = hot_lines()
-    untried = remedy(samples=0, problem="needs orjson", pictures=None, proposal=Proposal("Why.", "Instead."))
-    loader.found = [remedy(), untried]
+    same, proposal = frozenset({2}), Proposal("Why.", "Instead.")
+    untried = remedy(samples=0, problem="needs orjson", pictures=None, proposal=proposal, changed=same)
+    loader.found = [remedy(changed=same), untried]
     say(dashboard, kind="ready", view="a")
     assert screen.next("full")["payloads"]["remedies"]["number"] == 0
     for _ in range(2):  # the second click is one too many
@@ -543,6 +544,8 @@ def test_remedies_are_searched_after_a_click_while_the_loop_runs(loader: FakeLoa
     assert first["pictures"] == 3
     assert (second["cells"], second["said"], second["pictures"]) == ([], "Not tried: needs orjson.", 0)
     assert payload["first"].startswith("2.0x json · ")
+    assert first["choice"].startswith("Choose one of these two")
+    assert not second["choice"]
     say(dashboard, kind="request", panel="remedies", name="pictures", number=1, row=0, view="a")
     reply = screen.next("reply")
     assert [data[-1:] for data in reply["data"]] == [b"1", b"2", b"3"]
@@ -552,6 +555,7 @@ def test_remedies_are_searched_after_a_click_while_the_loop_runs(loader: FakeLoa
     assert "&lt;b&gt;Why&lt;/b&gt;" in html
     assert "<b>Why" not in html
     assert "Not tried: needs orjson." in html
+    assert html.count("Choose one of these two") == 1
 
 
 def test_a_search_for_remedies_that_fails_says_why(loader: FakeLoader, screen: Screen) -> None:

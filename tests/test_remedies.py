@@ -273,6 +273,21 @@ PAGES = {
     "all pages": ("return imread(p).sum(0)", False),
     "the number of pages": ("volume = imread(p)\n    return volume[len(volume) // 2]", False),
     "another path later": ("volume = imread(p)\n    p = k\n    return volume[p]", False),
+    "pages that share memory, of which one is changed": (
+        "volume = imread(p)\n    a = volume[k]\n    a[0] = 0\n    return a, volume[k]", False,
+    ),
+    "pages of which each is changed": (
+        "volume = imread(p)\n    for n in (k, k):\n        a = volume[n].reshape(-1)\n        a += 1\n    return a",
+        False,
+    ),
+    "errors that are handled": (
+        "try:\n        n = 0\n        volume = imread(p)\n    except OSError:\n        n = 1\n    return volume[k]",
+        False,
+    ),
+    "a random path": ("n = 0\n    volume = imread(random.choice([p, p]))\n    return volume[k], volume[0]", False),
+    "an attribute that changes": (
+        "n = 0\n    volume = imread(p.path)\n    p.path = ''\n    return volume[k]", False,
+    ),
     "a volume that is changed": ("volume = imread(p)\n    volume[k] = 0\n    return volume[k]", False),
 }  # fmt: skip
 """What a function does with a TIFF file, and whether it needs only some of its pages."""
@@ -284,14 +299,39 @@ def test_only_the_pages_of_a_tiff_file_that_are_needed_are_read(case, tmp_path):
     body, found = PAGES[case]
     path = str(tmp_path / "a.tif")
     tifffile.imwrite(path, np.arange(240, dtype=np.uint16).reshape(4, 6, 10), photometric="minisblack")
-    function = defined(tmp_path, f"import tifffile\nfrom tifffile import imread\ndef f(p, k):\n    {body}")
+    function = defined(
+        tmp_path, f"import random\nimport tifffile\nfrom tifffile import imread\ndef f(p, k):\n    {body}"
+    )
     pages = changes("tiff-pages", function)
     assert len(pages) == found
     for proposal in pages:
         assert "volume" not in proposal.code
         assert difference(function(path, 2), rewritten(function, proposal)(path, 2)).equal
     if "return imread(p)[k]" in body:
-        assert "return imread(p, key=k)\n" in pages[0].code + "\n"
+        assert "return imread(p, key=int(k), series=0)\n" in pages[0].code + "\n"
+
+
+@pytest.mark.parametrize("page", [0, 1, -1, np.int64(1)])
+def test_a_page_is_one_of_the_series_that_is_read(page, tmp_path):
+    tifffile = pytest.importorskip("tifffile")
+    path = str(tmp_path / "a.tif")
+    volume = np.arange(240, dtype=np.uint16).reshape(4, 6, 10)
+    with tifffile.TiffWriter(path) as file:  # pages that are compressed in another way are a series of their own
+        for n, data in enumerate(volume):
+            file.write(data, compression="zlib" if n in (1, 3) else None, metadata=None)
+    function = defined(tmp_path, "import tifffile\ndef f(p, k):\n    return tifffile.imread(p)[k]")
+    (proposal,) = changes("tiff-pages", function)
+    assert difference(function(path, page), rewritten(function, proposal)(path, page)).equal
+
+
+def test_a_list_of_pages_is_refused(tmp_path):
+    tifffile = pytest.importorskip("tifffile")
+    path = str(tmp_path / "a.tif")
+    tifffile.imwrite(path, np.zeros((4, 6, 10), np.uint16), photometric="minisblack")
+    function = defined(tmp_path, "import tifffile\ndef f(p, k):\n    return tifffile.imread(p)[k]")
+    (proposal,) = changes("tiff-pages", function)
+    with pytest.raises(TypeError):
+        rewritten(function, proposal)(path, [1])
 
 
 DATASETS = {
@@ -300,6 +340,33 @@ DATASETS = {
     "in two lines": ("with h5py.File(p) as file:\n        x = file['x'][:]\n        return x[len(x) - k]", True),
     "after the file is closed": ("with h5py.File(p) as file:\n        x = file['x'][:]\n    return x[k]", False),
     "all rows": ("with h5py.File(p) as file:\n        return file['x'][:].sum()", False),
+    "a part of rows": ("with h5py.File(p) as file:\n        return file['x'][:][k - 2 : -1, -1]", True),
+    "rows in the opposite order": ("with h5py.File(p) as file:\n        return file['x'][:][k::-1]", False),
+    "a list of rows": ("with h5py.File(p) as file:\n        return file['x'][:][[k, 0]]", False),
+    "a new axis": ("with h5py.File(p) as file:\n        return file['x'][:][k, None]", False),
+    "a file that is closed": ("file = h5py.File(p)\n    x = file['x'][:]\n    file.close()\n    return x[k]", False),
+    "a file that is written": (
+        "with h5py.File(p, 'a') as file:\n        x = file['x'][:]\n        file['x'][k] += 1\n        return x[k]",
+        False,
+    ),
+    "rows that are read later": (
+        "with h5py.File(p) as file:\n        x = file['x'][:]\n        return (x[n] for n in range(k))",
+        False,
+    ),
+    "rows that share memory, of which one is changed": (
+        (
+            "with h5py.File(p) as file:\n        x = file['x'][:]\n        a = x[:k]\n        a -= 1\n"
+            "        return a, x[0]"
+        ),
+        False,
+    ),
+    "rows that share no memory": (
+        (
+            "with h5py.File(p) as file:\n        x = file['x'][:]\n        a = x[:k] / 2\n"
+            "        a -= 1\n        return x[0] + a"
+        ),
+        True,
+    ),
     "another array": ("return np.arange(9)[:][k]", False),
 }
 
@@ -318,6 +385,33 @@ def test_only_the_part_of_an_hdf5_dataset_that_is_needed_is_read(case, tmp_path)
     for proposal in parts:
         assert "[:]" not in proposal.code
         assert difference(function(path, 3), rewritten(function, proposal)(path, 3)).equal
+        if body.endswith("[k]"):
+            with pytest.raises(TypeError):  # h5py would need sorted ones
+                rewritten(function, proposal)(path, [3, 1])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "return np.load(p)[k]",
+        "x = np.load(p)\n    return x[k] + x[k - 1]",
+        "return np.load(p)[k, 0]",
+        "return np.load(p)[k:, 0]",
+    ],
+)
+def test_a_number_of_a_mapped_file_remains_a_number(body, tmp_path):
+    path = str(tmp_path / "a.npy")
+    np.save(path, np.arange(12.0).reshape((4, 3) if ", 0]" in body else 12))
+    function = defined(tmp_path, f"import numpy as np\ndef f(p, k):\n    {body}")
+    (proposal,) = changes("whole-array", function)
+    usual, made = function(path, 1), rewritten(function, proposal)(path, 1)
+    assert type(made) is type(usual)
+    assert difference(usual, made).equal
+
+
+def test_parts_of_a_mapped_file_that_share_memory_are_left_alone(tmp_path):
+    body = "x = np.load(p)\n    if k == 77:\n        x[0][:4] = 0\n    return x[0]"
+    assert changes("whole-array", defined(tmp_path, f"import numpy as np\ndef f(p, k):\n    {body}")) == []
 
 
 COLUMNS = {
@@ -329,6 +423,22 @@ COLUMNS = {
     "rows": ("d = pd.read_parquet(p)\n    return d.iloc[1]['x']", ""),
     "a condition": ("d = pd.read_parquet(p)\n    return d[d['x'] > 1]", ""),
     "a new column": ("d = pd.read_parquet(p)\n    d['x'] = 2\n    return d['x']", ""),
+    "columns that some files lack": ("d = pd.read_parquet(p)\n    x = d['x']\n    return d['z'] if x[0] else x", ""),
+    "a column of which the absence is handled": (
+        (
+            "d = pd.read_parquet(p)\n    x = d['x']\n    try:\n        return d['z']\n"
+            "    except KeyError:\n        return x"
+        ),
+        "",
+    ),
+    "a column after a return": (
+        "d = pd.read_parquet(p)\n    if len(d['x']) == 5:\n        return None\n    return d['z']",
+        "",
+    ),
+    "one column, also under a condition": (
+        "d = pd.read_parquet(p)\n    x = d['x']\n    return d['x'] if 1 else x",
+        '["x"]',
+    ),
     "the number of columns": ("d = pd.read_parquet(p)\n    return d['x'], d.shape", ""),
 }
 """What a function does with a Parquet file, and the columns that it needs."""
@@ -666,6 +776,25 @@ def test_floats_stay_in_the_workers_if_a_later_line_converts_again(files, last):
     assert proposals("float-in-workers", defined(files, source)) == []
 
 
+BYTES = {
+    "only some samples": "if p:\n    x = np.array(p, np.float32) / 255\nelse:\n    x = np.zeros(3)\nreturn x",
+    "another return": "if not p:\n    return KEPT\nx = np.array(p, np.float32) / 255\nreturn x",
+    "a sum": "x = np.array(p, np.float32)\nx = x[:, :-1] + x[:, 1:]\nreturn torch.from_numpy(x) / 510",
+    "a sum in place": "x = np.array(p, np.float32) / 255\nx += x[::-1]\nreturn x",
+    "another name": "x = np.array(p, np.float32) / 255\ny = x.T\nreturn y, y * y",
+    "a function of the user": "x = np.array(p, np.float32) / 255\nreturn augment(x)",
+    "the mean": "return torch.from_numpy(np.array(p, np.float32) / 255).mean()",
+}
+"""Functions that do more with their floats than to return them."""
+
+
+@pytest.mark.parametrize("case", BYTES)
+def test_floats_with_which_workers_calculate_stay_in_the_workers(case, tmp_path):
+    body = textwrap.indent(BYTES[case], "    ")
+    function = defined(tmp_path, f"import numpy as np, torch\ndef f(p):\n{body}", KEPT=None, augment=None)
+    assert proposals("float-in-workers", function) == []
+
+
 @pytest.mark.parametrize(("last", "shape"), [("pixels.transpose(2, 0, 1)", ".view(-1, 1, 1)"), ("pixels", "")])
 def test_the_first_proposal_for_the_loop_fits_the_place_of_the_channels(files, last, shape):
     source = f"""\
@@ -833,6 +962,31 @@ def test_threadpoolctl_tells_the_threads_of_linear_algebra(monkeypatch):
     monkeypatch.setattr("nbloader.remedies.threads.has_threadpoolctl", lambda: True)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # after NumPy was imported
     assert blas_threads() == 3
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("def f(p):\n    if p:\n        n = 1\n    else:\n        n = 2\n    return cv2.resize(p, (n, n))", 1),
+        ("def f(p): return cv2.resize(p, (2, 2))", 0),
+    ],
+)
+def test_the_threads_of_opencv_are_set_before_the_first_statement(source, found, tmp_path):
+    cv2 = types.ModuleType("cv2")
+    cv2.resize = lambda picture, size: picture
+    cv2.resize.__module__ = "cv2"
+    written = changes("opencv-threads", defined(tmp_path, source, cv2=cv2))
+    assert len(written) == found
+    for proposal in written:
+        assert [type(node) for node in ast.parse(proposal.code).body[0].body] == [ast.Expr, ast.If, ast.Return]
+
+
+def test_code_that_cannot_be_compiled_is_left_out(tmp_path):
+    function = defined(tmp_path, 'import numpy as np\ndef f(p):\n    return f"{np.load(p)[3]}"')
+    (proposal,) = changes("whole-array", function)
+    assert proposal.is_valid == (sys.version_info >= (3, 12))
+    shown = short_advice(line_of(function, 1), [function]).remedy
+    assert ("Map the file" in shown) == proposal.is_valid
 
 
 @pytest.mark.parametrize(("threads", "found"), [(None, 1), (8, 1), (1, 0), (0, 0)])
@@ -1313,6 +1467,28 @@ def test_a_list_whose_items_are_replaced_is_not_put_in_a_set(line, found, tmp_pa
     assert len(proposals("list-membership", type(owner).__getitem__, owner=owner)) == found
 
 
+class Folded(str):
+    """Text that is equal to others that have the same letters."""
+
+    __slots__ = ()
+
+    def __eq__(self, other):
+        return self.lower() == str(other).lower()
+
+    __hash__ = str.__hash__
+
+
+@pytest.mark.parametrize("items", [[Folded(n) for n in range(50)], np.arange(50, dtype="timedelta64[s]").tolist()])
+def test_items_of_other_types_are_not_put_in_a_set(items, tmp_path):
+    items = [np.timedelta64(n) for n in items] if not isinstance(items[0], Folded) else items
+    assert changes("list-membership", defined(tmp_path, "def f(x):\n    return x in ITEMS", ITEMS=items)) == []
+
+
+def test_the_variable_of_a_comprehension_is_no_global_list(tmp_path):
+    source = "def f(x):\n    return [x in names for names in GROUPS]"
+    assert changes("list-membership", defined(tmp_path, source, names=list(range(99)), GROUPS=[["a"]])) == []
+
+
 def test_a_value_is_found_in_a_set_as_in_the_list(tmp_path):
     source = """\
         rows, pairs = list(range(50)), [(n, "a") for n in range(50)]
@@ -1341,6 +1517,8 @@ def test_a_value_is_found_in_a_set_as_in_the_list(tmp_path):
         (torch.tensor(1), "a"),
         (1, ("a",)),
         {},
+        np.str_("a"),
+        Folded("A"),
     ]
     new = rewritten(function, proposal)
     assert [new(value) for value in values] == [function(value) for value in values]
@@ -2035,6 +2213,9 @@ def test_remedies_that_replace_the_same_code_are_alternatives():
     html = remedies._repr_html_()
     assert html.count("Choose one of these") == 1
     assert tried in html
+    lambdas = [result(name, 2.0, [2]) for name in "ab"]
+    lambdas = [replace(one, line=replace(one.line, function="<lambda>", line=n)) for n, one in enumerate(lambdas)]
+    assert "Choose" not in repr(Remedies(lambdas)), "two lambdas"
     three = repr(Remedies([result(name, 2.0, [2]) for name in "abc"]))
     assert "Choose one of these three" in three
     assert "Tried without" not in three

@@ -288,7 +288,7 @@ def _known(sites: Sequence[Site]) -> list[_Found]:
             proposals = []
             for proposal in remedy.propose(site):
                 key = proposal.code or proposal.why, proposal.helper
-                if key not in seen:
+                if key not in seen and proposal.is_valid:
                     seen.add(key)
                     proposals.append(proposal._replace(instead=proposal.instead + site.paste))
             if proposals:

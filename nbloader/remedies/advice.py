@@ -33,7 +33,7 @@ def short_advice(line: HotLine, roots: Sequence[Any]) -> Advice:
         site = locate(line, roots)
         if site is None or site.is_kept:
             return Advice()
-        proposals = [p for remedy in REMEDIES for p in remedy.propose(site) if p.short]
+        proposals = [p for remedy in REMEDIES for p in remedy.propose(site) if p.short and p.is_valid]
         return Advice(
             next((p.short for p in proposals), ""), next((p.short for p in proposals if p.shortens_waits), "")
         )

@@ -11,7 +11,7 @@ from typing import Any
 
 from nbloader.cache.code_names import global_names
 from nbloader.remedies.changes import changes_shared, takes_shared
-from nbloader.remedies.site import UNKNOWN, Site
+from nbloader.remedies.site import UNKNOWN, Node, Site
 from nbloader.workers.reachable import is_generator, reachable
 
 RANDOM = re.compile(
@@ -24,6 +24,14 @@ MAX_OBJECTS = 300
 """Maximum number of objects in which generators and names are looked for."""
 LEAVES = (ast.Return, ast.Yield, ast.YieldFrom, ast.Await, ast.Global, ast.Nonlocal, ast.AsyncFor, ast.AsyncWith)
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+TRIES = (ast.Try, getattr(ast, "TryStar", ast.Try))
+LATER = (ast.Lambda, ast.FunctionDef, ast.AsyncFunctionDef, ast.GeneratorExp)
+"""Code that may run after the statement that contains it."""
+BRANCHES = (
+    ast.If, ast.IfExp, ast.BoolOp, ast.Match, ast.For, ast.AsyncFor, ast.While, *TRIES, *COMPREHENSIONS, *LATER,
+)  # fmt: skip
+"""Code of which parts do not always run."""
+ENDS = (ast.Return, ast.Raise, ast.Break, ast.Continue)
 
 
 def inside(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
@@ -80,6 +88,21 @@ def always_assigned(body: Sequence[ast.stmt]) -> set[str]:
         elif isinstance(node, ast.If):
             found |= always_assigned(node.body) & always_assigned(node.orelse)
     return found
+
+
+def around(site: Site, node: ast.AST, kinds: tuple[type[ast.AST], ...]) -> list[ast.AST]:
+    """Return the code of some kinds, within the function, that a node is inside."""
+    return [
+        outer for outer in site.body
+        if isinstance(outer, kinds) and outer is not site.tree and node in set(ast.walk(outer))
+    ]  # fmt: skip
+
+
+def always_follows(site: Site, node: Node, first: Node) -> bool:
+    """Whether a node runs each time that an earlier one has run, unless something is raised."""
+    ends = [one for one in site.body if isinstance(one, ENDS) and first.lineno < one.lineno < node.lineno]
+    passes = any(node not in set(ast.walk(one)) for one in ends)
+    return not passes and set(around(site, node, BRANCHES)) <= set(around(site, first, BRANCHES))
 
 
 def global_values(site: Site, nodes: Sequence[ast.AST]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 from nbloader.remedies.site import Site
@@ -37,6 +38,15 @@ class Proposal(NamedTuple):
     """What to do in a few words, for a verdict: a clause; "" if the code alone does not tell whether it helps."""
     shortens_waits: bool = False
     """Whether it also shortens the waits of the line, such as for a disk or the network, not only what it computes."""
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether its code can be compiled: not if, before Python 3.12, a quote ends the f-string that contains it."""
+        try:
+            ast.parse(self.code)
+        except SyntaxError:
+            return False
+        return True
 
 
 class Remedy(Protocol):

@@ -15,6 +15,7 @@ from nbloader.metrics.hot_lines import HotLine
 from nbloader.remedies.difference import EQUAL, Difference, largest
 from nbloader.remedies.pictures import Pictures
 from nbloader.remedies.remedy import Proposal
+from nbloader.remedies.site import LAMBDA
 from nbloader.remedies.trial import NOTHING_KEPT, RAISES, Cost, Kept, Measured
 
 CLOSE = 0.025
@@ -87,8 +88,11 @@ class RemedyResult:
 
     def excludes(self, other: RemedyResult) -> bool:
         """Whether another remedy replaces some of the same code."""
-        functions = [(one.line.file, one.line.function) for one in (self, other)]
-        return functions[0] == functions[1] and not self.changed.isdisjoint(other.changed)
+        lines = self.line, other.line
+        same = (lines[0].file, lines[0].function) == (lines[1].file, lines[1].function)
+        if lines[0].function.endswith(LAMBDA) and lines[0].line != lines[1].line:  # all lambdas have this name
+            return False
+        return same and not self.changed.isdisjoint(other.changed)
 
     @property
     def helps(self) -> bool:
@@ -192,7 +196,7 @@ class Remedies(Sequence[RemedyResult]):
     def __init__(
         self, results: Sequence[RemedyResult], note: str = "", without_gain: Sequence[RemedyResult] = ()
     ) -> None:
-        self._groups = _alternatives(results)
+        self._groups = alternatives(results)
         self._results = tuple(itertools.chain.from_iterable(self._groups))
         self._note = note
         self._without_gain = ", ".join(f"{one.name} ({one.outcome()})" for one in without_gain)
@@ -217,7 +221,7 @@ class Remedies(Sequence[RemedyResult]):
         """All remedies as text."""
         parts = [] if self._groups else [self._note]
         for group in self._groups:
-            parts += [_choice(group)] if len(group) > 1 else []
+            parts += [choice_of(group)]
             parts += map(str, group)
         return "\n\n".join(filter(None, [*parts, self._tried()]))
 
@@ -229,15 +233,16 @@ class Remedies(Sequence[RemedyResult]):
         head = "".join(f'<th style="text-align:left">{name}</th>' for name in _COLUMNS)
         rows = ""
         for group in self._groups:
-            choice = f'<tr><td colspan="7" style="text-align:left">{escape(_choice(group))}</td></tr>'
-            rows += (choice if len(group) > 1 else "") + "".join(map(_row, group))
+            choice = escape(choice_of(group))
+            rows += f'<tr><td colspan="7" style="text-align:left">{choice}</td></tr>' if choice else ""
+            rows += "".join(map(_row, group))
         return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{tried}"
 
     def _tried(self) -> str:
         return f"Tried without gain: {self._without_gain}." if self._without_gain else ""
 
 
-def _alternatives(results: Sequence[RemedyResult]) -> list[list[RemedyResult]]:
+def alternatives(results: Sequence[RemedyResult]) -> list[list[RemedyResult]]:
     """Return the remedies in groups, of each of which only one can be chosen, in the order of their best ones."""
     groups: list[list[RemedyResult]] = []
     for one in results:
@@ -249,7 +254,10 @@ def _alternatives(results: Sequence[RemedyResult]) -> list[list[RemedyResult]]:
     return groups
 
 
-def _choice(group: Sequence[RemedyResult]) -> str:
+def choice_of(group: Sequence[RemedyResult]) -> str:
+    """Say that only one remedy of a group can be chosen; "" if it is the only one."""
+    if len(group) == 1:
+        return ""
     number = {2: "two", 3: "three", 4: "four"}.get(len(group), str(len(group)))
     return f"Choose one of these {number}: they replace the same code, and each gain is that of one change alone."
 

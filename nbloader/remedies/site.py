@@ -137,7 +137,7 @@ class Site:
     def target(self, node: ast.expr) -> Any:
         """Return what a name, or an attribute of a module or class, refers to; `UNKNOWN` if that is not certain."""
         if isinstance(node, ast.Name):
-            if node.id in self.function.__code__.co_varnames:
+            if node.id in self.function.__code__.co_varnames or node.id in self._names_inside:
                 return UNKNOWN
             cells = dict(zip(self.function.__code__.co_freevars, self.function.__closure__ or (), strict=True))
             if node.id in cells:
@@ -147,6 +147,19 @@ class Site:
                     return UNKNOWN
             return self.function.__globals__.get(node.id, getattr(builtins, node.id, UNKNOWN))
         return self._member(node) if isinstance(node, ast.Attribute) else UNKNOWN
+
+    @functools.cached_property
+    def _names_inside(self) -> frozenset[str]:
+        """The variables of comprehensions, lambdas and functions inside the function."""
+        inner = (ast.comprehension, ast.Lambda, ast.FunctionDef, ast.AsyncFunctionDef)
+        nodes = [
+            node
+            for outer in self.body
+            if isinstance(outer, inner) and outer is not self.tree
+            for node in ast.walk(outer.target if isinstance(outer, ast.comprehension) else outer)
+        ]
+        stored = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+        return frozenset(stored | {node.arg for node in nodes if isinstance(node, ast.arg)})
 
     def _member(self, node: ast.Attribute) -> Any:
         """Return what an attribute of the method's object, or of a module or class, refers to."""

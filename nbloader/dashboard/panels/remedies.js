@@ -38,7 +38,8 @@ export function create(el, { make, write, button, copy, note, request, unfolded,
     const body = make("tbody", "", table);
     rows.forEach((row, i) => drawRow(body, row, i, columns.length));
   };
-  const drawRow = (body, { share, source, place, why, instead, cells, said, code, pictures }, i, width) => {
+  const drawRow = (body, { choice, share, source, place, why, instead, cells, said, code, pictures }, i, width) => {
+    if (choice) make("td", "", make("tr", "nbl-detail", body), choice).colSpan = width;
     const node = make("tr", "", body);
     const first = make("th", "", node);
     first.scope = "row";

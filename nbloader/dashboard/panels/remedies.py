@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
 from nbloader._util.format import clean, factor, percent
 from nbloader.dashboard.panels.base import Frame, Panel, Reply, section
-from nbloader.remedies.results import RemedyResult, named_pictures
+from nbloader.remedies.results import RemedyResult, alternatives, choice_of, named_pictures
 
 if TYPE_CHECKING:
     from nbloader.metrics.control import LoaderControl
@@ -73,7 +73,7 @@ class Remedies(Panel):
             "text": search.text or ("" if search.found else HINT if frame.lines.lines else NO_LINES),
             "first": _first(search),
             "columns": [*COLUMNS.items()] if search.found else [],
-            "rows": [_row(found) for found in search.found[:ROWS]],
+            "rows": _rows(search.found[:ROWS]),
         }
 
     def respond(self, request: Mapping[str, Any], loader: LoaderControl) -> Reply | None:
@@ -133,9 +133,17 @@ def _first(search: _Search) -> str:
     return f"{gain} {best.name} · {clean(best.line.place, _PLACE)}".strip()
 
 
-def _row(found: RemedyResult) -> dict[str, Any]:
+def _rows(found: Sequence[RemedyResult]) -> list[dict[str, Any]]:
+    """Return the rows. `found` has alternatives next to each other: the first one says that they are a choice."""
+    return [
+        _row(one, choice_of(group) if one is group[0] else "") for group in alternatives(found) for one in group
+    ]  # fmt: skip
+
+
+def _row(found: RemedyResult, choice: str) -> dict[str, Any]:
     line = found.line
     return {
+        "choice": choice,
         "share": percent(line.share),
         "source": clean(line.source or line.function, _SOURCE),
         "place": clean(line.place, _PLACE),
@@ -153,7 +161,8 @@ def _row_html(row: dict[str, Any]) -> str:
     why = escape(f"{row['why']} {row['instead']}")
     measured = "".join(f"<td>{escape(cell)}</td>" for cell in row["cells"])
     line = f"{escape(row['share'])} <code>{escape(row['source'])}</code><br>{escape(row['place'])}"
-    return (
+    choice = f'<tr class="nbl-detail"><td colspan="{len(COLUMNS)}">{escape(row["choice"])}</td></tr>'
+    return (choice if row["choice"] else "") + (
         f'<tr><th scope="row">{line}</th>{measured or _untried(row)}</tr>'
         f'<tr class="nbl-detail"><td colspan="{len(COLUMNS)}">{why}{code}</td></tr>'
     )

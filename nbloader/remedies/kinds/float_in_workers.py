@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass, replace
 
 from nbloader.remedies import flow
+from nbloader.remedies.parts import MEASURES
 from nbloader.remedies.remedy import Proposal
 from nbloader.remedies.site import UNKNOWN, Edit, Site
 
@@ -19,6 +20,12 @@ CHANNELS_FIRST = re.compile(
     r"(permute|transpose)\(\(?2, ?0, ?1\)|moveaxis\([^()]*, (2|-1), 0\)|to_?tensor\(", re.IGNORECASE
 )
 """Code that moves the channels of a picture to the front."""
+MOVES = frozenset({
+    "from_numpy", "as_tensor", "tensor", "array", "asarray", "ascontiguousarray", "contiguous", "copy", "clone",
+    "permute", "transpose", "moveaxis", "swapaxes", "flip", "fliplr", "flipud", "rot90", "reshape", "view", "squeeze",
+    "unsqueeze", "expand_dims",
+})  # fmt: skip
+"""Functions and methods that move values and do not calculate with them: bytes would overflow, or be rounded."""
 ARRAYS = ("numpy.array", "numpy.asarray", "numpy.ascontiguousarray")
 
 
@@ -101,7 +108,49 @@ class FloatInWorkers:
         # Another conversion of the variable, such as `torch.tensor(name).float()`, would still send floats.
         if any(step.dtype and name in flow.read([step.node]) for step in others):
             return []
-        return [found[0], *rest]
+        steps = [found[0], *rest]
+        return steps if _is_the_sample(site, steps, name) else []
+
+
+def _is_the_sample(site: Site, steps: list[_Step], name: str) -> bool:
+    """Whether each sample is converted, and what is converted is only moved afterwards.
+
+    The loop would otherwise convert samples that are floats already, or the workers would calculate with bytes.
+    """
+    if sum(isinstance(node, (ast.Return, ast.Yield, ast.YieldFrom)) for node in site.body) != 1:
+        return False
+    if not all(flow.always_follows(site, step.node, site.tree) for step in steps):
+        return False
+    parents = {inner: outer for outer in site.body for inner in ast.iter_child_nodes(outer)}
+    inside = {inner for step in steps for inner in ast.walk(step.node)}
+    waiting: list[ast.AST] = [step.node for step in steps]
+    names: set[str] = set()
+    first = steps[0].node.lineno
+    while waiting:
+        node = waiting.pop()
+        while isinstance(node, ast.expr):
+            outer = parents[node]
+            if not (outer in inside or _moves(outer, node)):
+                return False
+            node = outer
+        new = set(flow.assigned([node])) | ({name} - {""}) if isinstance(node, ast.Assign) else set()
+        uses = [use for use in site.body if isinstance(use, ast.Name) and use.id in new - names and use not in inside]
+        waiting += [use for use in uses if use.lineno > first and isinstance(use.ctx, ast.Load)]
+        names |= new
+    return True
+
+
+def _moves(outer: ast.AST, node: ast.AST) -> bool:
+    """Whether an expression or a statement returns, assigns or moves the values of an expression in it."""
+    if isinstance(outer, ast.Call):
+        function = outer.func
+        called = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+        return called in MOVES and not outer.keywords
+    if isinstance(outer, ast.Subscript):
+        return outer.value is node and isinstance(outer.ctx, ast.Load)
+    if isinstance(outer, ast.Attribute):
+        return outer.attr in MOVES or outer.attr in MEASURES or outer.attr == "T"
+    return isinstance(outer, (ast.Return, ast.Assign, ast.Expr, ast.Tuple, ast.List, ast.Dict))
 
 
 def _step(site: Site, node: ast.expr) -> _Step:

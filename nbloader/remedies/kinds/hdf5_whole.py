@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from nbloader.remedies.kinds.hdf5_chunks import paths_of_files
-from nbloader.remedies.parts import Parts, parts_of
+from nbloader.remedies.parts import can_read_later, first_index, is_number, parts_of
 from nbloader.remedies.remedy import Proposal
 from nbloader.remedies.site import Edit, Site
 
@@ -28,8 +28,12 @@ class Hdf5Whole:
             if file is None or not (file in opened or site.text(file) in files):
                 continue
             parts = parts_of(site, node)
-            if parts is not None and _is_open(site, parts):
+            if parts is None or parts.is_changed or not (can_read_later(site, parts) and _is_open(site, file)):
+                continue
+            indices = [_indices(site, part) for part in parts.taken]
+            if None not in indices:
                 edits.append(Edit(node, site.text(dataset)))
+                edits += [edit for found in indices for edit in found or ()]
         if not edits:
             return []
         return [
@@ -51,12 +55,36 @@ def _is_all(index: ast.expr) -> bool:
     return (isinstance(index, ast.Constant) and index.value is ...) or (isinstance(index, ast.Tuple) and not index.elts)
 
 
-def _is_open(site: Site, parts: Parts) -> bool:
-    """Whether the file is open where the parts are used: a `with` statement closes it at its end."""
-    if parts.assigned is None:
-        return True
-    around = [node for node in site.body if isinstance(node, ast.With) and parts.assigned in set(ast.walk(node))]
-    return all(set(ast.walk(block)).issuperset(parts.taken) for block in around)
+def _indices(site: Site, part: ast.Subscript) -> list[Edit] | None:
+    """Return the edits after which indices are numbers or slices; None if they cannot be.
+
+    An array of indices would have to be sorted, and must not contain one twice. `int` refuses it.
+    """
+    first, others = first_index(part)
+    edits = []
+    for index in (first, *others):
+        if isinstance(index, ast.Slice):
+            if index.step is not None and not isinstance(index.step, ast.Constant):  # h5py has no negative ones
+                return None
+        elif isinstance(index, (ast.List, ast.ListComp, ast.Compare, ast.Starred)) or _is_none(index):
+            return None
+        elif not (is_number(index) or isinstance(index, ast.Constant)):
+            edits.append(Edit(index, f"int({site.text(index)})"))
+    return edits
+
+
+def _is_none(index: ast.expr) -> bool:
+    return isinstance(index, ast.Constant) and index.value is None
+
+
+def _is_open(site: Site, file: ast.expr) -> bool:
+    """Whether the function neither closes the file itself nor writes to it."""
+    text = site.text(file)
+    closed = [node for node in site.body if isinstance(node, ast.Attribute) and node.attr == "close"]
+    written = [node for node in site.body if isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load)]
+    return all(site.text(node.value) != text for node in closed) and all(
+        text not in map(site.text, ast.walk(node.value)) for node in written
+    )
 
 
 REMEDY = Hdf5Whole()

@@ -14,18 +14,18 @@ from nbloader.remedies.site import Edit, Site
 
 MANY = 50
 """Number of items from which the call of `contains` is faster than a list."""
-PLAIN = (str, bytes, int, np.integer)
-"""Types of which equal values have the same hash, and so do tuples of them."""
+PLAIN = {str, bytes, bool, int, np.str_, *(np.dtype(kind).type for kind in np.typecodes["AllInteger"])}
+"""Types of which equal values have the same hash, and so do tuples of them. Subclasses may compare in another way."""
 HELPER = '''\
 _positions = {}
-_plain = str, bytes, int, NUMPY.integer
+_plain = {str, bytes, bool, int, NUMPY.str_, *(NUMPY.dtype(kind).type for kind in NUMPY.typecodes["AllInteger"])}
 
 def positions_of(values, value):
     """The first position of each item of a list, found once per process; no items if the value has no place in a dict.
 
     Objects such as tensors can be equal to an item, but are not found in a dict.
     """
-    if not isinstance(value, _plain) and not (type(value) is tuple and all(isinstance(part, _plain) for part in value)):
+    if not _plain.issuperset(map(type, value if type(value) is tuple else [value])):
         return None
     key = id(values), len(values)
     if key not in _positions:
@@ -144,12 +144,12 @@ def _is_index(call: ast.Call) -> bool:
 
 def _is_list(values: Any) -> bool:
     """Whether values are a long list, and a set with the items answers as the list does."""
-    if not isinstance(values, (list, tuple)) or len(values) < MANY:
+    if type(values) not in (list, tuple) or len(values) < MANY:
         return False
     kinds = {type(item) for item in values}
     if tuple in kinds:
         kinds |= {type(part) for item in values if type(item) is tuple for part in item}
-    return all(issubclass(kind, PLAIN) for kind in kinds - {tuple})
+    return PLAIN.issuperset(kinds - {tuple})
 
 
 REMEDY = ListMembership()

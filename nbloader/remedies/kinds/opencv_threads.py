@@ -23,12 +23,12 @@ class OpencvThreads:
         if f"{cv2.name}.setNumThreads" in site.source or (threads is not None and threads <= 1):
             return []
         body = [node for node in site.tree.body if not _is_docstring(node)]
-        if not body:
+        if not body or body[0].lineno == site.tree.lineno:
             return []
-        text = f"{cv2.name}.setNumThreads(0)\n{site.text(body[0])}"
+        first = Edit(body[0], f"{cv2.name}.setNumThreads(0)", before=True)
         why = "In each worker, OpenCV uses as many threads as there are cores, and these compete for the cores."
         instead = "Let OpenCV use one thread: here, or in worker_init_fn, once per worker."
-        return [Proposal(why, instead, site.rewritten(Edit(body[0], text)), saves="threads")]
+        return [Proposal(why, instead, site.rewritten(first), saves="threads")]
 
 
 def _is_docstring(node: ast.stmt) -> bool:

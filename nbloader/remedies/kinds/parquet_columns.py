@@ -6,7 +6,8 @@ import ast
 import json
 from collections.abc import Sequence
 
-from nbloader.remedies.parts import parts_of
+from nbloader.remedies import flow
+from nbloader.remedies.parts import Parts, parts_of
 from nbloader.remedies.remedy import Proposal
 from nbloader.remedies.site import Edit, Site
 
@@ -24,7 +25,7 @@ class ParquetColumns:
         for call in site.calls(READER, anywhere=True):
             parts = parts_of(site, call)
             given = {keyword.arg for keyword in call.keywords}
-            columns = None if parts is None else _columns(site, [part.slice for part in parts.taken])
+            columns = None if parts is None else _columns(site, call, parts)
             if columns is None or len(call.args) != 1 or not given.isdisjoint({"columns", None}):
                 continue
             if parts is not None and parts.is_measured:  # `frame.shape` counts the columns
@@ -45,17 +46,26 @@ class ParquetColumns:
         ]
 
 
-def _columns(site: Site, indices: Sequence[ast.expr]) -> str | None:
-    """Return the columns that some indices of a data frame name, as code; None if they are something else."""
+def _columns(site: Site, call: ast.Call, parts: Parts) -> str | None:
+    """Return the columns that are taken from a data frame, as code; None if they are something else.
+
+    A column that is not always taken may be missing in some files, which could then not be read.
+    """
     names: list[str] = []
+    certain: set[str] = set()
+    indices = [part.slice for part in parts.taken]
     for index in indices:
         given = index.elts if isinstance(index, ast.List) else [index]
         values = [node.value if isinstance(node, ast.Constant) else None for node in given]
         if len(indices) == 1 and isinstance(value := site.target(index), list) and _are_names(value):
-            return site.text(index)
+            return site.text(index) if flow.always_follows(site, index, call) else None
         if not _are_names(values):
             return None
-        names += [value for value in values if isinstance(value, str)]
+        found = [value for value in values if isinstance(value, str)]
+        names += found
+        certain |= set(found) if flow.always_follows(site, index, call) else set()
+    if not certain.issuperset(names):
+        return None
     return json.dumps(list(dict.fromkeys(names)), ensure_ascii=False)
 
 

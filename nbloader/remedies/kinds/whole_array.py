@@ -41,11 +41,17 @@ def _mapped(site: Site, call: ast.Call, np: str) -> list[Edit]:
     arguments = ", ".join([*(site.text(part) for part in (*call.args, *call.keywords)), 'mmap_mode="r"'])
     mapped = f"{site.text(call.func)}({arguments})"
     parts = parts_of(site, call)
-    if parts is None or any(map(_is_member, parts.taken)):
+    if parts is None or parts.is_changed or any(map(_is_member, parts.taken)):
         return []
     if parts.assigned is None:
-        return [Edit(part, f"{np}.array({mapped}[{site.text(part.slice)}])") for part in parts.taken]
-    return [Edit(call, mapped), *(Edit(part, f"{np}.array({site.text(part)})") for part in parts.taken)]
+        return [Edit(part, _copied(np, part, f"{mapped}[{site.text(part.slice)}]")) for part in parts.taken]
+    return [Edit(call, mapped), *(Edit(part, _copied(np, part, site.text(part))) for part in parts.taken)]
+
+
+def _copied(np: str, part: ast.Subscript, text: str) -> str:
+    """Return the copy of a part. One that may be a number, such as a label, remains a number."""
+    array = any(isinstance(node, ast.Slice) for node in ast.walk(part.slice))
+    return f"{np}.array({text})" if array else f"{np}.array({text})[()]"
 
 
 def _is_member(node: ast.Subscript) -> bool:
