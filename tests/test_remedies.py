@@ -9,6 +9,7 @@ import gzip
 import http.server
 import io
 import json
+import multiprocessing
 import os
 import random
 import re
@@ -2147,8 +2148,9 @@ def search_in_quick():
 
     def run(trial):
         for position in range(len(trial)):
-            measured.append(trial[position])
-            yield measured[-1]
+            one = trial[position]
+            measured.extend([] if one is None else [one])
+            yield one
 
     samples = Samples(Quick(), None, list(range(100)), iterable=False, batch_size=4)
     line = line_of(Quick.__getitem__, 1)
@@ -2291,6 +2293,39 @@ def test_trials_have_a_time_limit(limit, measurements, monkeypatch):
     assert len(measured) == measurements
     if not measurements:
         assert "Not tried: other trials have taken" in str(found)
+
+
+class Locked:
+    """Samples that are slow, and fetched under a lock."""
+
+    def __init__(self):
+        self.lock = multiprocessing.Lock()
+
+    def __len__(self):
+        return 100
+
+    def __getitem__(self, index):
+        with self.lock:
+            time.sleep(0.3)
+            return index
+
+
+def test_a_trial_that_ends_early_leaves_no_lock_behind(monkeypatch):
+    class Same:
+        name = "same"
+
+        def propose(self, site):
+            return [nbloader.remedies.remedy.Proposal("Why.", "Instead.", site.source)]
+
+    monkeypatch.setattr("nbloader.loader.remedy_search.REMEDIES", (Same(),))
+    monkeypatch.setattr("nbloader.loader.remedy_search.TRIAL_SECONDS", 0.0)
+    data = Locked()
+    with nbloader.DataLoader(data, 1, sampler=range(3), num_workers=1) as loader:
+        loader.profile_lines()
+        for _batch in loader:
+            pass
+        assert "same" in str(loader.remedies(samples=4))
+    assert data.lock.acquire(timeout=30), "a worker was killed while it held the lock"
 
 
 def test_a_cache_that_gains_little_is_left_out(archive):

@@ -27,6 +27,8 @@ from nbloader.remedies.pictures import Pictures, pictures_of
 from nbloader.remedies.remedy import Proposal
 from nbloader.remedies.site import Site, locate
 
+FAR_SLOWER, FAR_SLOWER_SECONDS = 3, 0.2
+"""A trial ends early if the rewritten code takes this many times as long, and at least so many seconds so far."""
 SEED = 0
 """Both codes draw the same random numbers."""
 RAISES = "the rewritten code raises "
@@ -82,6 +84,11 @@ class Measured(NamedTuple):
     """What the cache keeps since the trial began, if the rewritten code has one."""
 
 
+def _is_far_slower(measured: Sequence[Measured]) -> bool:
+    after = sum(one.after.seconds for one in measured)
+    return after > max(FAR_SLOWER_SECONDS, FAR_SLOWER * sum(one.before.seconds for one in measured))
+
+
 class _Made(NamedTuple):
     """What a run has produced, and what that took."""
 
@@ -91,7 +98,10 @@ class _Made(NamedTuple):
 
 @dataclass
 class Trial:
-    """A dataset whose items are measurements.
+    """A dataset whose items are measurements, in this order. After the last one, the items are None.
+
+    So the worker is idle when its loader is closed. A worker that is killed while it runs the user's code could hold a
+    lock that the workers of a running epoch wait for.
 
     Args:
         produce: Makes a batch from dataset indices, as the loader would.
@@ -100,6 +110,7 @@ class Trial:
             what they do once per process.
         line: The slow line.
         proposal: What to write instead.
+        seconds: The trial ends with the measurement in which it has taken so long.
     """
 
     produce: Callable[[Any], Any]
@@ -107,6 +118,11 @@ class Trial:
     groups: Sequence[Any]
     line: HotLine
     proposal: Proposal
+    seconds: float
+    _end: float = field(default=0.0, init=False, repr=False)
+    """When the trial has taken so long, perf_counter seconds; 0 before it begins."""
+    _measured: list[Measured] | None = field(default_factory=list, init=False, repr=False)
+    """None after the last measurement."""
     _new: _Swap | None = field(default=None, init=False, repr=False)
     _usual: dict[int, _Made] = field(default_factory=dict, init=False, repr=False)
     """By position: what the present code has produced, if the rewritten code changes the process for good."""
@@ -119,15 +135,23 @@ class Trial:
         """Return the number of measurements."""
         return len(self.groups) - 1
 
-    def __getitem__(self, position: int) -> Measured:
-        """Measure both codes on one group of samples.
+    def __getitem__(self, position: int) -> Measured | None:
+        """Measure both codes on one group of samples. Return None if the trial has ended.
 
         Raises:
-            Exception: Whatever the present code raises.
+            Exception: Whatever the present code raises. It ends the trial.
         """
+        before, self._measured = self._measured, None
+        if before is None:
+            return None
+        self._end = self._end or time.perf_counter() + self.seconds
         with warnings.catch_warnings():  # of the user's code, which its own epochs show
             warnings.simplefilter("ignore")
-            return self._measure(position)
+            measured = self._measure(position)
+        before.append(measured)
+        if not (measured.problem or _is_far_slower(before) or time.perf_counter() >= self._end):
+            self._measured = before
+        return measured
 
     def _measure(self, position: int) -> Measured:
         first, indices, seed = self.groups[0], self.groups[1 + position], mix(SEED, position)
