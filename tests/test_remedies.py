@@ -2533,3 +2533,25 @@ def test_pictures_that_differ_are_shown_beside_each_other(files):
     html = found._repr_html_()
     assert html.count("data:image/png;base64,") == 3
     assert re.search(r"difference, [\d.]+x as bright", html)
+
+
+def test_a_helper_takes_no_name_of_the_user(tmp_path):
+    from nbloader.remedies.kinds.list_membership import HELPER
+    from nbloader.remedies.trial import overwrites
+
+    helper = HELPER.replace("NUMPY", "np")
+    source = "import numpy as np\ndef f(x): return x in NAMES\n"
+    patterns = "import functools, re\n\ncompiled = functools.lru_cache(maxsize=None)(re.compile)\n"
+    for added, replaces in (
+        ("", []),
+        (helper, []),
+        (patterns, []),
+        ("def contains(text): return 'a' in text\n", [helper]),
+        ("_positions = [1, 2]\n", [helper]),
+        ("compiled = 3\n", [patterns]),
+        ("def compiled(): pass\n", [patterns]),
+    ):
+        function = defined(tmp_path, source + added)
+        before = dict(function.__globals__)
+        assert [one for one in (helper, patterns) if overwrites(function, one)] == replaces, added
+        assert function.__globals__ == before

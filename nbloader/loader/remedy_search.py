@@ -28,7 +28,7 @@ from nbloader.remedies.remedy import Proposal
 from nbloader.remedies.results import Remedies, RemedyResult, best_of, summed
 from nbloader.remedies.site import NO_FACTS, Facts, Site, locate, replaceable
 from nbloader.remedies.threads import blas_threads, opencv_threads
-from nbloader.remedies.trial import Kept, Measured, Trial
+from nbloader.remedies.trial import Kept, Measured, Trial, overwrites
 from nbloader.workers.worker_info import ProcessContext, get_worker_info
 
 MIN_SHARE = 0.05
@@ -285,7 +285,7 @@ def _known(sites: Sequence[Site]) -> list[_Found]:
             proposals = []
             for proposal in remedy.propose(site):
                 key = proposal.code or proposal.why, proposal.helper
-                if key not in seen and proposal.is_valid:
+                if key not in seen and proposal.is_valid and not overwrites(site.function, proposal.helper):
                     seen.add(key)
                     proposals.append(proposal._replace(instead=proposal.instead + site.paste))
             if proposals:
