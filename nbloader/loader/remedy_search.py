@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import random
 import time
 import warnings
@@ -30,6 +31,8 @@ from nbloader.remedies.site import NO_FACTS, Facts, Site, locate, replaceable
 from nbloader.remedies.threads import blas_threads, opencv_threads
 from nbloader.remedies.trial import Kept, Measured, Trial, overwrites
 from nbloader.workers.worker_info import ProcessContext, get_worker_info
+
+log = logging.getLogger(__name__)
 
 MIN_SHARE = 0.05
 """Lines with a smaller share of the workers' time are not looked at."""
@@ -266,7 +269,10 @@ def search(
                 one = replace(one, locked=_lock_wait(hot, one.line))
             tried.append(_predicted(one, hot, predict))
     helping = sorted((one for one in tried if one.helps), key=_rank)
-    useless = [one for one in tried if not one.helps and (one.samples or one.problem != one.proposal.untried)]
+    for one in tried:
+        if one.raised:
+            log.debug("the remedy %s for %s: %s", one.name, one.line.place, one.problem)
+    useless = [one for one in tried if not (one.helps or one.raised or one.only_listed)]
     note = "" if helping else _nothing_helps(lines[0], sites, hot)
     return Remedies(helping, note, useless)
 
@@ -283,13 +289,16 @@ def _known(sites: Sequence[Site]) -> list[_Found]:
     for site in (one for one in sites if not one.is_kept):
         for remedy in REMEDIES:
             proposals = []
-            for proposal in remedy.propose(site):
+            proposed = remedy.propose(site)
+            for proposal in proposed:
                 key = proposal.code or proposal.why, proposal.helper
                 if key not in seen and proposal.is_valid and not overwrites(site.function, proposal.helper):
                     seen.add(key)
                     proposals.append(proposal._replace(instead=proposal.instead + site.paste))
             if proposals:
                 found.append(_Found(site, remedy.name, proposals))
+            if any(proposal.alone for proposal in proposed):
+                break
     return found
 
 

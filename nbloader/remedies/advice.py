@@ -33,7 +33,8 @@ def short_advice(line: HotLine, roots: Sequence[Any]) -> Advice:
         site = locate(line, roots)
         if site is None or site.is_kept:
             return Advice()
-        proposals = [p for remedy in REMEDIES for p in remedy.propose(site) if p.short and p.is_valid]
+        every = [p for remedy in REMEDIES for p in remedy.propose(site)]
+        proposals = [] if any(p.alone for p in every) else [p for p in every if p.short and p.is_valid]
         return Advice(
             next((p.short for p in proposals), ""), next((p.short for p in proposals if p.shortens_waits), "")
         )

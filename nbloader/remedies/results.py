@@ -21,7 +21,7 @@ from nbloader.remedies.trial import NOTHING_KEPT, RAISES, Cost, Kept, Measured
 CLOSE = 0.025
 """Values are close if they differ, on average, by at most this share of their range."""
 MIN_GAIN = 1.1
-"""A remedy that gains less, or loses, is not shown."""
+"""A remedy is not shown if it gains less, for a sample or for the loop, or loses."""
 MIN_CACHE_GAIN = 1.5
 """The same for a cache, which takes memory and gains only from the second epoch on."""
 _SOURCE = 70
@@ -98,13 +98,31 @@ class RemedyResult:
     def helps(self) -> bool:
         """Whether it gains something, or could not be tried, although it is known for the line."""
         p = self.proposal
+        if self.raised:
+            return False
         if not self.samples:
             return not self.problem or not (p.loop or p.saves == "later" or p.must_help)
         if (p.saves == "later" or p.must_be_equal) and not self.difference.equal:
             return False  # it depends on random numbers
         if p.loop and not self.keeps_values:
             return False
-        return self.gain >= (MIN_CACHE_GAIN if p.saves == "later" else MIN_GAIN) and not self.difference.problem
+        enough = self.gain >= (MIN_CACHE_GAIN if p.saves == "later" else MIN_GAIN)
+        return enough and self._speeds_up_the_loop and not self.difference.problem
+
+    @property
+    def _speeds_up_the_loop(self) -> bool:
+        """Whether the loop would be faster, or nothing is predicted. Of few batches, the interval says little."""
+        return self._speedup is None or self._speedup >= MIN_GAIN
+
+    @property
+    def raised(self) -> bool:
+        """Whether the rewritten code has raised an exception: then it does not fit, and is not shown."""
+        return self.problem.startswith(RAISES)
+
+    @property
+    def only_listed(self) -> bool:
+        """Whether it cannot be tried here, as the proposal says."""
+        return not self.samples and self.problem == self.proposal.untried
 
     @property
     def keeps_values(self) -> bool:
@@ -166,9 +184,9 @@ class RemedyResult:
     def outcome(self) -> str:
         """What a trial has shown, in a few words."""
         if self.problem:
-            kind = "failed" if self.problem.startswith(RAISES) else "not tried"
-            return f"{kind}: {clean(' '.join(self.problem.removeprefix(RAISES).split()), _SOURCE)}"
-        return factor(self.gain, ".2f") + ("" if self.keeps_values else ", other values")
+            return f"not tried: {clean(' '.join(self.problem.split()), _SOURCE)}"
+        loop = "" if self._speeds_up_the_loop or self.prediction is None else f", loop {self.prediction.gain()}"
+        return factor(self.gain, ".2f") + loop + ("" if self.keeps_values else ", other values")
 
     def _times(self) -> str:
         """What a sample takes now and instead, with the gain."""
@@ -190,7 +208,7 @@ class Remedies(Sequence[RemedyResult]):
     Args:
         results: The remedies, best first.
         note: What to say if there are none.
-        without_gain: What was tried, and gained too little, gave other values, or failed.
+        without_gain: What was tried, and gained too little, gave other values, or could not be tried.
     """
 
     def __init__(

@@ -219,7 +219,7 @@ class Trial:
             try:
                 return eval(self.proposal.loop, {**_globals(self._new), "dataset": self.roots[0], "batch": made})  # noqa: S307 - of a remedy
             except Exception as error:
-                raise CannotTryError(f"what the loop computes raises {type(error).__name__}: {error}") from error
+                raise CannotTryError(f"{RAISES}in the loop {type(error).__name__}: {error}") from error
         if isinstance(made, dict):
             return {key: self._in_loop(value, usual[key]) for key, value in made.items()}
         if isinstance(made, (list, tuple)):

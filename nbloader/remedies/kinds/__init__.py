@@ -23,6 +23,7 @@ from nbloader.remedies.kinds import (
     lock_held,
     npz_archive,
     numbers_one_by_one,
+    once_per_worker,
     opencv_size,
     opencv_threads,
     opened_each_time,
@@ -44,6 +45,7 @@ from nbloader.remedies.kinds import (
 from nbloader.remedies.remedy import Remedy
 
 REMEDIES: tuple[Remedy, ...] = (
+    once_per_worker.REMEDY,
     full_size_jpeg.REMEDY,
     opencv_size.REMEDY,
     opened_each_time.REMEDY,
