@@ -934,8 +934,9 @@ def test_a_long_list_of_objects_is_named_but_not_tried():
 def test_threads_of_linear_algebra_need_no_package(installed, tmp_path, monkeypatch):
     monkeypatch.setattr("nbloader.remedies.kinds.blas_threads.has_threadpoolctl", lambda: installed)
     function = defined(tmp_path, "import numpy as np\ndef f(p):\n    return np.linalg.inv(p) @ p")
-    (proposal,) = proposals("blas-threads", function)
+    (proposal,) = proposals("blas-threads", function, facts=Facts(nbytes=1_000_000))
     assert not proposal.package
+    assert bool(proposals("blas-threads", function, facts=Facts(nbytes=72))) == installed, "small, and not tried"
     assert proposal.saves == "threads"
     assert bool(proposal.untried) == (not installed)
     if not installed:
@@ -943,7 +944,7 @@ def test_threads_of_linear_algebra_need_no_package(installed, tmp_path, monkeypa
         exec(proposal.helper, {})
         assert os.environ == dict.fromkeys(VARIABLES, "1")
     for threads, found in ((None, 1), (4, 1), (1, 0)):
-        assert len(proposals("blas-threads", function, facts=Facts(blas_threads=threads))) == found
+        assert len(proposals("blas-threads", function, facts=Facts(nbytes=1_000_000, blas_threads=threads))) == found
 
 
 @pytest.mark.parametrize("name", VARIABLES)
@@ -2175,6 +2176,22 @@ def test_a_change_that_is_far_slower_is_not_tried_on_all_samples(monkeypatch):
         r"Tried without gain: slower \(0\.00x\)\.$",
         repr(found),
     )
+
+
+def test_what_the_verdict_and_the_trials_contradict_does_not_remain(monkeypatch):
+    class Cache:
+        name = "cache"
+
+        def propose(self, site):
+            return [nbloader.remedies.remedy.Proposal("Why.", "Instead.", site.source, saves="later")]
+
+    line = line_of(Quick.__getitem__, 1)
+    hot = HotLines(lines=(line,), samples=100)
+    found = search(hot, Samples(Quick(), None, (), False), None, None, more_workers=False)
+    assert "What remains: keep results with nbloader.cached, or make the samples smaller." in repr(found)
+    monkeypatch.setattr("nbloader.loader.remedy_search.REMEDIES", (Cache(),))
+    found, _measured = search_in_quick()
+    assert "What remains: use more workers where cores are free, or make the samples smaller." in repr(found)
 
 
 def test_the_share_of_libraries_is_named_if_nothing_helps():

@@ -1000,7 +1000,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if samples and hot.lines:
             ((indices, facts),) = run(Scout(tried, self._index_sampler, samples))
             tried = tried._replace(indices=indices, facts=facts)
-        return search(hot, tried, run, predict, report, trial_bar if samples and report is None else no_bar)
+        bar = trial_bar if samples and report is None else no_bar
+        more_workers = self.stats().epoch_verdict.more_workers is not False
+        return search(hot, tried, run, predict, report, bar, more_workers=more_workers)
 
     def tune(
         self,

@@ -55,8 +55,6 @@ SEARCH_SECONDS = 60.0
 
 NOTABLE = 0.01
 """Smallest share of CPU time in libraries that is named."""
-REMAINS = "use more workers where cores are free, or make the samples smaller"
-"""What to do if nothing makes a line faster."""
 
 Run = Callable[[Any], "Iterable[Any]"]
 """Runs a dataset, such as a trial, in a spare worker, and returns its items. The worker ends with the iteration."""
@@ -238,6 +236,8 @@ def search(
     predict: Predict,
     report: Report | None = None,
     bar: Callable[[int], contextlib.AbstractContextManager[Bar]] = no_bar,
+    *,
+    more_workers: bool = True,
 ) -> Remedies:
     """Return the remedies for the slowest lines, best first.
 
@@ -248,6 +248,7 @@ def search(
         predict: See `Predict`.
         report: See `Report`.
         bar: Opens a bar for a number of samples.
+        more_workers: Whether more workers may help; False if the verdict says that they do not.
     """
     lines = [line for line in (*hot, *_of_libraries(hot)) if line.line and line.share >= MIN_SHARE]
     if not lines:
@@ -273,7 +274,9 @@ def search(
         if one.raised:
             log.debug("the remedy %s for %s: %s", one.name, one.line.place, one.problem)
     useless = [one for one in tried if not (one.helps or one.raised or one.only_listed)]
-    note = "" if helping else _nothing_helps(lines[0], sites, hot)
+    kept = any(site.is_kept for site in sites if site.line is lines[0])
+    cache = not kept and not any(one.proposal.saves == "later" for one in useless)
+    note = "" if helping else _nothing_helps(lines[0], sites, hot, _remains(cache=cache, more_workers=more_workers))
     return Remedies(helping, note, useless)
 
 
@@ -354,16 +357,25 @@ def _lock_wait(hot: HotLines, line: HotLine) -> float:
     return sum(one.waiting for one in here if one.source.startswith("with "))
 
 
-def _nothing_helps(slowest: HotLine, sites: Sequence[Site], hot: HotLines) -> str:
+def _remains(*, cache: bool, more_workers: bool) -> list[str]:
+    """Return what is left to do if nothing makes a line faster."""
+    keep = ["keep results with nbloader.cached"] if cache else []
+    return [*keep, *(["use more workers where cores are free"] if more_workers else []), "make the samples smaller"]
+
+
+def _nothing_helps(slowest: HotLine, sites: Sequence[Site], hot: HotLines, remains: list[str]) -> str:
     """Say that nothing is known for the slowest line, or helps, and what remains."""
     what = f"`{clean(slowest.source or slowest.function, SHOWN)}` ({slowest.place})"
     found = f"Nothing that nbloader knows makes {what} faster"
+    *first, last = remains
+    text = f"{', '.join(first)}, or {last}" if first else last
+    what_remains = hot.elsewhere or f"What remains: {text}."
     if any(site.is_kept for site in sites if site.line is slowest):
-        return f"{found}: a cache keeps what it computes. {hot.elsewhere or f'What remains: {REMAINS}.'}"
+        return f"{found}: a cache keeps what it computes. {what_remains}"
     library = _in_libraries(slowest, hot)
     if library >= NOTABLE:
         found += f", and at least {library:.0%} of its CPU time is spent inside libraries"
-    return f"{found}. {hot.elsewhere or f'What remains: keep results with nbloader.cached, {REMAINS}.'}"
+    return f"{found}. {what_remains}"
 
 
 def _in_libraries(line: HotLine, hot: HotLines) -> float:

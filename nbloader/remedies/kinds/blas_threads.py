@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import ast
 
+from nbloader.remedies.difference import array_of
 from nbloader.remedies.remedy import Proposal
 from nbloader.remedies.site import Site
 from nbloader.remedies.threads import VARIABLES, has_threadpoolctl
 
 PRODUCTS = ("dot", "matmul", "einsum", "tensordot", "inner", "vdot")
+LARGE = 10_000
+"""Number of elements from which the work of a line is large enough for several threads."""
+FLOAT = 4
+"""Size of an element of the samples, bytes."""
 WHY = "In each worker, NumPy's linear algebra uses as many threads as there are cores, and these compete for the cores."
 HELPER = """\
 import threadpoolctl
@@ -31,10 +36,12 @@ class BlasThreads:
     name = "blas-threads"
 
     def propose(self, site: Site) -> list[Proposal]:
-        """See `Remedy`. If one thread computes already, nothing is proposed."""
+        """See `Remedy`. Nothing is proposed if one thread computes already, or, untried, for small arrays."""
         if site.facts.blas_threads == 1 or not any(self._multiplies(site, node) for node in site.nodes):
             return []
         if not has_threadpoolctl():
+            if not self._is_large(site):
+                return []
             return [
                 Proposal(
                     why=WHY,
@@ -56,6 +63,13 @@ class BlasThreads:
                 saves="threads",
             )
         ]
+
+    @staticmethod
+    def _is_large(site: Site) -> bool:
+        """Whether a sample, or a known array on the line, is large enough that several threads compute."""
+        known = [site.target(node) for node in site.nodes if isinstance(node, (ast.Name, ast.Attribute))]
+        arrays = [array for one in known if (array := array_of(one)) is not None]
+        return site.facts.nbytes >= LARGE * FLOAT or any(array.size >= LARGE for array in arrays)
 
     @staticmethod
     def _multiplies(site: Site, node: ast.AST) -> bool:
