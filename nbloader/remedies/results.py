@@ -22,8 +22,9 @@ CLOSE = 0.025
 """Values are close if they differ, on average, by at most this share of their range."""
 MIN_GAIN = 1.1
 """A remedy is not shown if it gains less, for a sample or for the loop, or loses."""
-MIN_CACHE_GAIN = 1.5
-"""The same for a cache, which takes memory and gains only from the second epoch on."""
+CLEAR_GAIN = 1.5
+"""Smallest gain of a cache, which takes memory and gains only from the second epoch on. Another remedy whose samples
+gain as much is shown whatever is predicted for the loop."""
 _SOURCE = 70
 NOTHING = Cost(0.0, 0.0)
 
@@ -106,13 +107,16 @@ class RemedyResult:
             return False  # it depends on random numbers
         if p.loop and not self.keeps_values:
             return False
-        enough = self.gain >= (MIN_CACHE_GAIN if p.saves == "later" else MIN_GAIN)
+        enough = self.gain >= (CLEAR_GAIN if p.saves == "later" else MIN_GAIN)
         return enough and self._speeds_up_the_loop and not self.difference.problem
 
     @property
     def _speeds_up_the_loop(self) -> bool:
-        """Whether the loop would be faster, or nothing is predicted. Of few batches, the interval says little."""
-        return self._speedup is None or self._speedup >= MIN_GAIN
+        """Whether the loop would be faster, or nothing is predicted.
+
+        Of short epochs, the prediction says little: a large gain of the samples counts more.
+        """
+        return self._speedup is None or self._speedup >= MIN_GAIN or self.gain >= CLEAR_GAIN
 
     @property
     def raised(self) -> bool:
