@@ -2232,6 +2232,8 @@ def test_remedies_that_replace_the_same_code_are_alternatives():
     lambdas = [result(name, 2.0, [2]) for name in "ab"]
     lambdas = [replace(one, line=replace(one.line, function="<lambda>", line=n)) for n, one in enumerate(lambdas)]
     assert "Choose" not in repr(Remedies(lambdas)), "two lambdas"
+    both = repr(Remedies([result("a", 4.0, [2]), result("b", 3.0, [2], saves="later")]))
+    assert both.startswith("Begin with one of these two: they change the same code. Then call remedies() again")
     three = repr(Remedies([result(name, 2.0, [2]) for name in "abc"]))
     assert "Choose one of these three" in three
     assert "Tried without" not in three

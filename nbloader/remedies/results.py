@@ -281,6 +281,8 @@ def choice_of(group: Sequence[RemedyResult]) -> str:
     if len(group) == 1:
         return ""
     number = {2: "two", 3: "three", 4: "four"}.get(len(group), str(len(group)))
+    if len({one.proposal.saves == "later" for one in group}) > 1:  # a cache adds to what makes the rest faster
+        return f"Begin with one of these {number}: they change the same code. Then call remedies() again for the rest."
     return f"Choose one of these {number}: they replace the same code, and each gain is that of one change alone."
 
 
