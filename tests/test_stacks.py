@@ -166,7 +166,7 @@ def test_a_worker_that_dies_during_a_request_raises(monkeypatch):
         def request_and_kill():
             request = loader._engine._group.stack_request(0)
             threading.Thread(target=lambda: os.kill(pid, signal.SIGKILL)).start()
-            with pytest.raises(NbloaderError, match="it has ended"):
+            with pytest.raises(NbloaderError, match="It has ended"):
                 request()
 
         loader._engine._loop.ask(request_and_kill)

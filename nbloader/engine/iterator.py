@@ -376,7 +376,10 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
             return False
         begin = _clock()
         batches = self.plan.take(room, limit_ns)
-        self._sampling += _clock() - begin
+        took = _clock() - begin
+        self._sampling += took
+        if took >= DRAWING_LIMIT_NS:
+            self._engine.callbacks.call(waiting=True)  # the loop waits, though for no batch
         if batches:
             self._iteration.add(batches)
         return bool(batches)
