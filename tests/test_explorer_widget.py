@@ -324,7 +324,7 @@ def test_a_batch_with_every_sample_as_it_was_delivered(sent, monkeypatch, option
         batch.close()
         explorer.close()
     explorer = open_explorer(Numbers())
-    with pytest.raises(TypeError, match="needs an nbloader.DataLoader that still exists"):
+    with pytest.raises(TypeError, match="DataLoader that still exists"):
         explorer.batch(0, 0)
     explorer.close()
 

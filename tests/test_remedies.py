@@ -2628,3 +2628,19 @@ def test_a_helper_takes_no_name_of_the_user(tmp_path):
         before = dict(function.__globals__)
         assert [one for one in (helper, patterns) if overwrites(function, one)] == replaces, added
         assert function.__globals__ == before
+
+
+@pytest.mark.parametrize(
+    ("result", "are_floats"),
+    [
+        ("return x", True),
+        ("return x.long()", False),
+        ("return x.to(torch.int64)", False),
+        ("out[0] = x; return out", False),
+    ],
+)
+def test_a_list_is_not_converted_to_floats_that_become_integers(tmp_path, result, are_floats):
+    function = defined(
+        tmp_path, f"import torch\ndef f(values, out=None):\n    x = torch.tensor(values)\n    {result}\n"
+    )
+    assert any("float32" in one.code for one in proposals("array-to-tensor", function)) == are_floats
