@@ -26,6 +26,7 @@ from nbloader.explorer.reader import ReadSample, Request, SampleReader, scan_req
 from nbloader.explorer.scan import AHEAD, Scan
 from nbloader.explorer.table import BINS, LARGEST_GROUPS, OTHERS, SampleTable
 from nbloader.explorer.tables import rows_of
+from nbloader.explorer.text_index import excerpt
 from nbloader.explorer.view import View
 
 pytestmark = pytest.mark.unit
@@ -490,3 +491,9 @@ def test_nan_in_another_table_than_that_of_pandas_is_a_number():
     for index in range(2):
         table.add(index, reader[scan_request(index)])
     assert (list(table.problems()["not finite"]), list(table.problems()["missing"])) == ([0], [1])
+
+
+def test_an_excerpt_is_one_line_without_replacement_characters():
+    assert excerpt("dog", ["The cat\nand the dog", "", "house"]) == "The cat and the dog \u00b7 house"
+    long = "a " * 200 + "dog" + " b" * 200
+    assert re.fullmatch(r"\u2026[a ]+ dog [b ]+\u2026", excerpt("dog", [long]))

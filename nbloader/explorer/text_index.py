@@ -57,8 +57,8 @@ class TextIndex:
 
 
 def excerpt(word: str, texts: Iterable[str]) -> str:
-    """Return the text around a word in texts that may contain it."""
-    text = "\n".join(filter(None, texts))
+    """Return the text around a word in texts that may contain it, in one line."""
+    text = " \u00b7 ".join(" ".join(text.split()) for text in filter(None, texts))
     at = max(0, text.lower().find(word.lower()))
     begin, end = max(0, at - AROUND), at + len(word) + AROUND
     return clean(("\u2026" if begin else "") + text[begin:end] + ("\u2026" if end < len(text) else ""))
