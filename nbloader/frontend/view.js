@@ -14,11 +14,9 @@ function write(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
-// What a control does, for a pointer and for a screen reader, which also says the words on the control.
+// What a control does, for a pointer and for a screen reader.
 function describe(node, name) {
-  const words = (text) => text.toLowerCase().replace(/[^\p{L}\p{N}]+/gu, " ").trim();
-  const named = words(name).includes(words(node.textContent));
-  node.setAttribute("aria-label", named ? name : `${node.textContent}: ${name}`);
+  node.setAttribute("aria-label", name);
   node.title = name;
 }
 
@@ -70,8 +68,8 @@ function keepFocus(scope, change, next) {
   const active = treeOf(scope).activeElement, held = scope.contains(active);
   change();
   if (!held || (active.isConnected && active.offsetParent)) return;
-  const nameOf = (node) => node.title || node.getAttribute("aria-label");  // without words that change, such as "Selected"
-  const successor = [...scope.querySelectorAll("button, input, select, canvas")].find((node) => nameOf(node) === nameOf(active) && node.offsetParent);
+  const name = active.getAttribute("aria-label");
+  const successor = [...scope.querySelectorAll("button, input, select, canvas")].find((node) => node.getAttribute("aria-label") === name && node.offsetParent);
   (successor ?? next())?.focus();
 }
 
