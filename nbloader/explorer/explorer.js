@@ -95,7 +95,7 @@ export async function mount({ model, el, styles, asset, load }) {
     send: (message) => connection.send(message),
     open: (index) => open(index),
     toggle: (index) => toggle(index),
-    list: (name) => connection.send({ kind: "order", name }),
+    list: (name) => askList({ kind: "order", name }),
     arrange: (part) => arrange(part),
   });
   statistics.node.hidden = true;
@@ -104,6 +104,7 @@ export async function mount({ model, el, styles, asset, load }) {
   const NOTHING = { filters: {}, words: "", sort: "", descending: false, group: "" };
   let arrangement = { ...NOTHING }, groups = [];
   let state = null, mode = "gallery", order = null, orderName = "all", reasons = {};
+  let awaited = "";  // the name of the list that was requested and has not arrived
   let settled = false;  // whether the mode was determined: by the user, or by the first samples
   let top = 0, width = 0, deep = 0, across = 1, high = LINE, wide = CARD, current = 0, expectedScroll = -1;
   let opened = null, waiting = null;  // opened: { index, draw, choices, since, sample, draws, delivered }
@@ -191,7 +192,8 @@ export async function mount({ model, el, styles, asset, load }) {
     write(empty, orderName === "all" ? "There are no samples: the dataset is empty." : `No samples: ${ORDERS[orderName].toLowerCase()}.`);
     const from = first - headingsBefore(first), to = last - headingsBefore(last);
     const shown = to > from ? `${order ? "" : "samples "}${whole(order ? from + 1 : from)} to ${whole(order ? to : to - 1)} of ${whole(count() - headingsBefore(count()))}` : "";
-    write(status, gone() ? "The kernel is gone." : shown);
+    write(status, gone() ? "The kernel is gone." : awaited ? `Loading the list: ${ORDERS[awaited].toLowerCase()}…` : shown);
+    scroller.setAttribute("aria-busy", String(awaited !== ""));
   };
 
   const place = (node, position) => {
@@ -393,6 +395,11 @@ export async function mount({ model, el, styles, asset, load }) {
 
   const gone = () => connection.gone;
   const askColumns = () => connection.send({ kind: "columns" });
+  const askList = (message) => {  // the list before stays on screen until it arrives, which takes long if the kernel is busy
+    awaited = message.name;
+    connection.send(message);
+    schedule();
+  };
   const keepPlace = (change) => {  // the first sample on screen stays there
     const at = indexAt(Math.floor(top / high) * across);
     change();
@@ -416,7 +423,7 @@ export async function mount({ model, el, styles, asset, load }) {
     arrangement = { ...arrangement, ...part };
     showArrangement();
     const { filters, words, sort, group } = arrangement;
-    if (Object.keys(filters).length || words.trim() || sort || group) connection.send({ kind: "filter", ...arrangement });
+    if (Object.keys(filters).length || words.trim() || sort || group) askList({ kind: "filter", name: "filtered", ...arrangement });
     else {
       connection.send({ kind: "order", name: "all" });  // or view.code() would still have it
       setOrder("all", null);
@@ -448,6 +455,7 @@ export async function mount({ model, el, styles, asset, load }) {
     return Float64Array.from(groups.flatMap(({ listed }, at) => [HEADING - at, ...found.slice(from, from += listed)]));
   };
   const setOrder = (name, indices, why = {}, headings = []) => {
+    awaited = "";
     orderName = name;
     groups = headings;
     order = indices && withHeadings(indices);
@@ -630,6 +638,7 @@ export async function mount({ model, el, styles, asset, load }) {
     const before = state;
     state = message;
     connection.answered();
+    awaited = "";  // a list that cannot be made is a note
     if (!before) {
       cover(message.id, 1);
       wholeBatch.hidden = !message.fixed;
@@ -769,7 +778,7 @@ export async function mount({ model, el, styles, asset, load }) {
   search.addEventListener("search", () => { if (search.value !== arrangement.words) arrange({ words: search.value }); });
   orders.addEventListener("change", () => {
     if (orders.value === "all") setOrder("all", null);
-    else connection.send({ kind: "order", name: orders.value });
+    else askList({ kind: "order", name: orders.value });
   });
   const connection = connect({ model, el, root, receive, orphaned, keys, retheme: () => { schedule(); statistics.scatter.draw(); } });
   const resized = new ResizeObserver(() => { if (state && resizes()) resize(); });

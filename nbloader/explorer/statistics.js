@@ -367,6 +367,7 @@ class Statistics {
       this.bar.max = scanning.total;
       this.bar.value = scanning.done;
       write(this.pause, scanning.paused ? "Resume" : "Pause");
+      describe(this.pause, `${this.pause.textContent} the scan`);
       const late = this.giveUp.hidden ? "" : `, still reading ${scanning.reading.slice(0, 3).map(whole).join(", ")}`;
       write(this.scanned, `${whole(scanning.done)} of ${whole(scanning.total)}${scanning.paused ? ", paused" : late}`);
     } else write(this.scanned, "");

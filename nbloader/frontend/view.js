@@ -14,9 +14,11 @@ function write(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
-// What a control does, for a pointer and for a screen reader.
+// What a control does, for a pointer and for a screen reader, which also says the words on the control.
 function describe(node, name) {
-  node.setAttribute("aria-label", name);
+  const words = (text) => text.toLowerCase().replace(/[^\p{L}\p{N}]+/gu, " ").trim();
+  const named = words(name).includes(words(node.textContent));
+  node.setAttribute("aria-label", named ? name : `${node.textContent}: ${name}`);
   node.title = name;
 }
 
@@ -68,8 +70,8 @@ function keepFocus(scope, change, next) {
   const active = treeOf(scope).activeElement, held = scope.contains(active);
   change();
   if (!held || (active.isConnected && active.offsetParent)) return;
-  const name = active.getAttribute("aria-label");
-  const successor = [...scope.querySelectorAll("button, input, select, canvas")].find((node) => node.getAttribute("aria-label") === name && node.offsetParent);
+  const nameOf = (node) => node.title || node.getAttribute("aria-label");  // without words that change, such as "Selected"
+  const successor = [...scope.querySelectorAll("button, input, select, canvas")].find((node) => nameOf(node) === nameOf(active) && node.offsetParent);
   (successor ?? next())?.focus();
 }
 

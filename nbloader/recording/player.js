@@ -197,7 +197,7 @@ class Player {
     const { length, marks, fork } = this.run;
     const label = this.playing ? "❚❚ Pause" : this.position >= length ? "↻ Again" : "▶ Play";
     write(this.toggle, label);
-    this.toggle.setAttribute("aria-label", label.slice(2).trim());
+    describe(this.toggle, label.slice(2).trim());
     this.slider.value = String(this.position);
     const text = `${clock(this.position)} / ${clock(length)}`;
     this.slider.setAttribute("aria-valuetext", text);

@@ -49,6 +49,12 @@ OPENED_IS_WHOLE = """() => {
 CUT_OFF = """(root) => [...root.querySelectorAll(".nbx-hist-head > .nbl-note")]
     .filter((note) => note.scrollWidth > note.clientWidth).map((note) => note.textContent)"""
 """Notes of histograms that are not shown in full."""
+UNSAID = """(root) => {
+  const words = (text) => text.toLowerCase().replace(/[^\\p{L}\\p{N}]+/gu, " ").trim();
+  return [...root.querySelectorAll("button")].map((node) => [node.textContent, node.ariaLabel ?? node.textContent])
+    .filter(([text, name]) => !words(name).includes(words(text)));
+}"""
+"""Lists the buttons whose names for screen readers and speech input do not have the words on them."""
 LOW_CONTRAST = (Path(__file__).parent / "contrast.js").read_text()
 
 
@@ -193,6 +199,29 @@ def test_the_explorer_of_a_loader_works_while_the_loader_is_iterated(open_notebo
     assert "selected [" in notebook.wait_until_run(1)
 
 
+BUSY = """
+import time
+from pathlib import Path
+while not Path("done").exists(): time.sleep(0.05)
+"""
+
+
+def test_a_list_that_is_not_there_yet_is_announced_as_loading(open_notebook: Any) -> None:
+    """On a kernel that handles no messages while this cell is busy."""
+    notebook = open_notebook(RUN, BUSY, kernel="ipykernel-6.30")
+    page = notebook.page
+    notebook.wait_until_responsive()
+    notebook.run(0)
+    live = page.locator(".nbl-live .nbx")
+    live.locator(".nbx-card img[alt='sample 0']").wait_for()
+    notebook.run(1)
+    live.get_by_label("which samples are shown").select_option("duplicate")
+    live.locator(".nbx-status", has_text="Loading the list: duplicates").wait_for()
+    (notebook.path.parent / "done").touch()
+    live.get_by_text("No samples: duplicates.").wait_for()
+    live.locator(".nbx-status", has_text="Loading").wait_for(state="detached")
+
+
 CLICK = """
 from nbloader import DataLoader
 from gallery import Shapes
@@ -333,6 +362,7 @@ def test_a_button_that_goes_away_leaves_the_focus_in_the_explorer(open_notebook:
     focused("samples")
     page.keyboard.press("Enter")
     live.get_by_role("button", name="The same sample under another seed").press("Enter")
+    assert live.evaluate(UNSAID) == []
     first = live.get_by_role("button", name="The first draw")
     first.press("Enter")
     first.wait_for(state="hidden")

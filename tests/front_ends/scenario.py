@@ -104,7 +104,8 @@ class LiveView:
         return results
 
     def press(self, name: str) -> None:
-        self.page.locator(".nbl-live").get_by_role("button", name=name, exact=True).first.click(timeout=TIMEOUT)
+        named = re.compile(f"(^|: ){re.escape(name)}$")
+        self.page.locator(".nbl-live").get_by_role("button", name=named).first.click(timeout=TIMEOUT)
 
     def restart(self) -> None:
         button = self.page.locator(STUCK).get_by_role("button", name=re.compile("^Restart worker"))

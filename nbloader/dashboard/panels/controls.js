@@ -73,8 +73,8 @@ export function create(el, api) {
     const name = running ? "End the search and keep the best setting so far"
       : changed ? "Return to the settings before the search"
       : "Try other numbers of workers and batches to prefetch while the loop runs, for a minute, and keep what is faster";
-    describe(tune.node, name);
     tune.check(data);
+    describe(tune.node, name);
     write(tuned, text ?? "");
   };
 
@@ -82,8 +82,8 @@ export function create(el, api) {
     update(next) {
       data = next;
       pause.idle = data.state === "paused" ? "Resume" : "Pause";
-      describe(pause.node, `${pause.idle} the loader`);
       pause.check(data);
+      describe(pause.node, `${pause.idle} the loader`);
       restart.check(data);
       restart.node.hidden = !data.incarnations.length;
       sliders.hidden = !data.workers;
