@@ -121,8 +121,9 @@ def _change_what_is_drawn(live: Any) -> None:
     detail.get_by_text("bone: level 400, width 1800; slice 48 of 96").wait_for()
     detail.get_by_role("button", name="play scan").click()
     detail.locator("canvas").wait_for()
-    detail.get_by_role("button", name="pause scan").click()
+    detail.get_by_role("button", name="pause scan").press("Enter")
     detail.get_by_role("button", name="play scan").wait_for()  # the slice at which it stopped, in full
+    live.page.wait_for_function("() => document.activeElement.ariaLabel === 'play scan'")
 
     # What is drawn over a picture can be hidden.
     live.get_by_label("go to the sample with this index").fill("1")

@@ -12,6 +12,7 @@ export function draw(el, field, { make, picture, choose, choice, url }) {
     play.type = "button";
     play.hidden = !frames || !still;
     play.setAttribute("aria-label", `play ${name}`);
+    play.title = `Play ${name}`;  // also while it plays: by this it keeps the focus when the sample is drawn again
     const slider = make("input", "nbx-slider", bar);
     Object.assign(slider, { type: "range", min: 0, max: slices - 1, value: slice });
     slider.setAttribute("aria-label", `${unit} of ${name}`);
