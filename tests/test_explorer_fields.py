@@ -160,7 +160,8 @@ def test_images_of_pillow_in_any_mode(mode):
 
 def test_tensors_of_types_that_numpy_lacks():
     by_path, _ = fields({"b": torch.arange(100, dtype=torch.bfloat16), "m": torch.empty(3, device="meta")})
-    assert (by_path["b"].kind, by_path["b"].dtype, by_path["b"].figures.maximum) == ("signal", "bfloat16", 99)
+    found = by_path["b"]
+    assert (found.kind, found.dtype, found.nbytes, found.figures.maximum) == ("signal", "bfloat16", 200, 99)
     assert by_path["m"].kind == "object"
 
 

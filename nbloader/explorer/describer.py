@@ -184,7 +184,8 @@ class _Describer:
         field, content = kind.field, kind.value.content
         field.shape = tuple(int(n) for n in array.shape)
         field.dtype = kind.value.dtype_of(array)
-        field.nbytes = int(array.nbytes)
+        itemsize = getattr(content, "itemsize", None)  # NumPy lacks bfloat16: the array has larger elements
+        field.nbytes = array.size * (itemsize if isinstance(itemsize, int) else array.itemsize)
         if array.ndim:  # without axes it is one value, which is a column of the table itself
             field.facts["shape"] = shape_text(array.shape)
         if array.size > FEW:

@@ -93,7 +93,10 @@ export async function mount({ model, el, styles, asset, load }) {
   status.setAttribute("role", "status");
   const statistics = new Statistics(root, {
     send: (message) => connection.send(message),
-    open: (index) => open(index),
+    open: (index) => {
+      open(index);
+      detail.scrollIntoView({ block: "nearest" });  // the plots are far below
+    },
     toggle: (index) => toggle(index),
     list: (name) => askList({ kind: "order", name }),
     arrange: (part) => arrange(part),

@@ -1,6 +1,6 @@
 """The remedies, one module each. A new one is a module with `REMEDY`, and a line in this list.
 
-The first line of a module says what is slow. docs/diagnosis.md lists these lines.
+The first line of a module says what is slow. docs/how-to/speed-up.md lists these lines.
 """
 
 from __future__ import annotations
