@@ -921,7 +921,7 @@ def test_text_is_complete_aligned_and_fits_a_terminal():
     lines = text.splitlines()
     assert lines[0].startswith("Look at batch 50, or limit waits with timeout= and on_timeout='restart'. One")
     assert "One batch stalled the loop: the loop waited for 85% of the last 5.0 s, 70% of that" in " ".join(lines)
-    assert "The loop is still waiting for batch 50. A batch usually takes 100 ms." in " ".join(lines)
+    assert "Batch 50 has not arrived. A batch usually takes 100 ms." in " ".join(lines)
     assert max(map(len, lines)) <= 90
     assert "Epoch   0, running  [############............]  50 of 100 batches (50%)" in lines
     assert "Queues  in flight 2   reorder 0   ready 0   window 4" in lines

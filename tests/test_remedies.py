@@ -498,6 +498,88 @@ def test_a_data_frame_without_memory_for_its_parts_is_left_alone(tmp_path, monke
     assert proposals("filtered-frame", function) == []
 
 
+SEARCHES = {
+    "loop": """\
+        def f(key):
+            found = []
+            for a in items:
+                if a["image"] == key and not a["crowd"]:
+                    found.append(a["box"])
+            return found
+        """,
+    "skipped": """\
+        def f(key):
+            total = 0
+            for a in items:
+                if key != a["image"]:
+                    continue
+                total += a["box"]
+            return total
+        """,
+    "comprehension": "def f(key):\n    return [a['box'] for a in items if a['image'] == key if not a['crowd']]",
+    "generator": "def f(key):\n    return next((a['box'] for a in items if a['image'] == key), None)",
+    "attribute": "def f(key):\n    return [a.box for a in objects if a.image == key]",
+    "pairs": "def f(key):\n    return {box: image for image, box in pairs if image == key}",
+}
+
+
+def searched():
+    """Names for `SEARCHES`: the same items as dicts, objects and pairs."""
+    items = [{"image": n * 7 % 40, "box": n, "crowd": n % 3 == 0} for n in range(400)]
+    return {
+        "items": items,
+        "objects": [types.SimpleNamespace(**item) for item in items],
+        "pairs": [(item["image"], item["box"]) for item in items],
+    }
+
+
+@pytest.mark.parametrize("case", SEARCHES)
+def test_a_list_is_grouped_once_instead_of_searched_for_each_sample(case, tmp_path):
+    function = defined(tmp_path, SEARCHES[case], **searched())
+    (proposal,) = changes("filtered-list", function)
+    assert "all 400 items" in proposal.why
+    assert "items_with(" in proposal.code
+    new = rewritten(function, proposal)
+    for key in (3, np.int64(3), 39, 40, None, 3.0, torch.tensor(3)):  # the last three are compared with each item
+        assert new(key) == function(key)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f(key):\n    return [a for a in items if a['image'] > key]",
+        "def f(key):\n    return [a for a in items if a['image'] == 3]",
+        "def f(key):\n    return [a for a in items if a['image'] == a['box']]",
+        "def f(key):\n    return [a for a in items if a['image'] == next(key)]",
+        "def f(key):\n    return [a for a in items[:9] if a['image'] == key]",
+        "def f(key):\n    return [a for a in items if a['name'] == key]",
+        "def f(key):\n    return [a for a in mixed if a['image'] == key]",
+        "def f(key):\n    for a in items:\n        if a['image'] == key: pass\n        else: key += 1\n    return key",
+        "def f(key):\n    for a in items:\n        if a['image'] == key: key += 1\n    return key",
+        "def f(key):\n    for a in items:\n        if a['image'] == key: pass\n    return a",
+        "def f(key):\n    for a in items:\n        if a['image'] == key: pass\n        key = 4\n    return key",
+    ],
+)
+def test_other_searches_of_a_list_are_left_alone(source, tmp_path):
+    names = searched()
+    names["mixed"] = [*names["items"], {"image": [1]}]
+    assert proposals("filtered-list", defined(tmp_path, source, **names)) == []
+
+
+def test_a_list_that_samples_change_is_not_grouped(tmp_path):
+    source = """\
+        class Boxes:
+            def __getitem__(self, i):
+                {change}
+                return [a for a in self.items if a["image"] == i]
+        f = Boxes
+        """
+    for change, count in (("pass", 1), ("self.items.append({})", 0)):
+        owner = defined(tmp_path, source.format(change=change))()
+        owner.items = searched()["items"]
+        assert len(proposals("filtered-list", type(owner).__getitem__, owner=owner)) == count
+
+
 @pytest.mark.parametrize("test", ["frame['item'] > name", "frame['item'] == frame['x']", "frame['item'] == 'a'"])
 def test_other_filters_of_a_data_frame_are_left_alone(test, tmp_path):
     function = defined(tmp_path, f"def f(name):\n    return frame[{test}]", frame=pd.DataFrame({"item": ["a"]}))

@@ -29,7 +29,7 @@ def _longest_wait(worst: SlowBatch, stalls: int) -> str:
     """Describe the longest wait, as a sentence without a period."""
     # How long a wait has lasted so far is said where its age is shown: evidence may be a second old.
     if worst.make is None:
-        text = f"The loop is still waiting for batch {worst.batch}"
+        text = f"Batch {worst.batch} has not arrived"  # also said of an interrupted epoch
     elif stalls == 1:
         text = f"The loop waited {duration(worst.wait)} for batch {worst.batch}"
     else:
