@@ -180,6 +180,13 @@ class Hot(Numbers):
     def returning(self):  # the next call is in another function
         half()
 
+    def searching(self):  # before Python 3.12 the jump back belongs to no line
+        found = 0
+        for k in range(200_000):  # hot: searching
+            if k == self.n:  # hot: searching
+                found = k
+        return found
+
     def collating(self):
         pass
 

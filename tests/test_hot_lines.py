@@ -295,9 +295,11 @@ PLANTED = [
     ("process", "reading"),
     ("process", "operator"),
     ("process", "returning"),
+    ("process", "searching"),
     ("process", "collating"),
     ("thread", "waiting"),
     ("thread", "reading"),
+    ("thread", "searching"),
     ("inline", "waiting"),
     ("inline", "reading"),
 ]
@@ -536,12 +538,19 @@ def test_lines_and_tracebacks_of_cells(tmp_path):
 
 
 @pytest.mark.unit
-def test_a_frame_between_two_lines_counts_for_the_first_line_of_its_function():
+def test_a_frame_between_two_lines_counts_for_the_first_line_of_its_loop_or_function():
     def outer():
         """Stands for the function of nbloader that produces a batch."""
 
-    outermost = SimpleNamespace(f_code=outer.__code__, f_lineno=1, f_back=None)
-    code = light.Hot.waiting.__code__
-    frame = SimpleNamespace(f_code=code, f_lineno=None, f_back=outermost)  # as CPython has it at some instructions
-    (line,) = user_lines(frame, outer.__code__, 0)
-    assert line.line == code.co_firstlineno
+    def number(code, offset):
+        outermost = SimpleNamespace(f_code=outer.__code__, f_lineno=1, f_lasti=0, f_back=None)
+        frame = SimpleNamespace(f_code=code, f_lineno=None, f_lasti=offset, f_back=outermost)
+        (line,) = user_lines(frame, outer.__code__, 0)
+        return line.line
+
+    code = light.Hot.searching.__code__
+    loop = code.co_firstlineno + 2
+    jumps = [start for start, _end, line in code.co_lines() if line is None and start > 0]
+    assert bool(jumps) == (sys.version_info < (3, 12))
+    assert {number(code, jump) for jump in jumps} <= {loop}
+    assert number(code, 0) in (code.co_firstlineno, code.co_firstlineno + 1)

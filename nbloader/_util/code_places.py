@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import linecache
 import os
 import re
 import sys
 from pathlib import Path
-from types import FunctionType
+from types import CodeType, FrameType, FunctionType
 
 from nbloader._platform import working_directory
 
@@ -22,6 +23,24 @@ _NESTED = 4
 _NO_FILE = ("<frozen ", "<string>")
 _FRAME = r'(?m)^  File "(.+)", line (\d+), in .+\n(?!    )'
 """Matches a traceback frame that lacks its source line. Not compiled on import, so that workers start sooner."""
+
+
+def line_number(frame: FrameType) -> int:
+    """Return the line that a frame executes.
+
+    Before Python 3.12, the jump to the next pass of `for x in y: if z: ...` belongs to no line, and this is where a
+    signal handler or another thread finds such a loop. Its line is then the first one of the loop.
+    """
+    return frame.f_lineno or _line_of_jump(frame.f_code, frame.f_lasti)
+
+
+@functools.lru_cache(maxsize=1000)
+def _line_of_jump(code: CodeType, offset: int) -> int:
+    """Return the line to which the instruction at an offset jumps or, if it is no jump, the line before it."""
+    jumps = {one.offset: one.argval for one in dis.get_instructions(code) if one.opcode in (*dis.hasjabs, *dis.hasjrel)}
+    at = jumps.get(offset, offset)
+    lines = [line for start, _end, line in code.co_lines() if line is not None and start <= at]
+    return lines[-1] if lines else code.co_firstlineno
 
 
 @functools.cache

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nbloader._util.code_places import PACKAGE, is_library, place_of, source_line
+from nbloader._util.code_places import PACKAGE, is_library, line_number, place_of, source_line
 from nbloader.diagnose.without_line import LineTime
 from nbloader.engine import wait_hooks
 from nbloader.engine.local_engine import AnyEngine
@@ -262,7 +262,7 @@ def _stack_of(thread: int) -> tuple[list[StackCount], str]:
         if code.co_filename.startswith(PACKAGE):
             caller = code.co_filename
         else:
-            lines.append(CodeLine(code.co_filename, code.co_name, frame.f_lineno or code.co_firstlineno))
+            lines.append(CodeLine(code.co_filename, code.co_name, line_number(frame)))
         frame = frame.f_back
     if all(is_library(line.file) for line in lines):  # the notebook waits for a cell
         return [], caller

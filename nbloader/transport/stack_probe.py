@@ -33,7 +33,7 @@ from typing import Any
 
 from nbloader._platform import STACK_IN_C_SIGNAL, STACK_SIGNAL, UNKNOWN, Activity, activity, readable
 from nbloader._platform.descriptors import close_all, open_into
-from nbloader._util.code_places import PACKAGE, cell_name, is_library, is_python
+from nbloader._util.code_places import PACKAGE, cell_name, is_library, is_python, line_number
 from nbloader._util.format import plural
 from nbloader.errors import NbloaderError
 
@@ -271,7 +271,7 @@ def _stack(title: str, ident: int, frame: FrameType | None, awaited: Callable[[]
 
 
 def _line(frame: FrameType) -> str:
-    return f'  File "{frame.f_code.co_filename}", line {frame.f_lineno} in {frame.f_code.co_name}\n'
+    return f'  File "{frame.f_code.co_filename}", line {line_number(frame)} in {frame.f_code.co_name}\n'
 
 
 def _suspended_frames(awaitable: Any) -> list[FrameType]:

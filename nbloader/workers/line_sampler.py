@@ -24,7 +24,7 @@ import threading
 from types import CodeType, FrameType
 
 from nbloader._platform import SAMPLE_SIGNAL
-from nbloader._util.code_places import PACKAGE
+from nbloader._util.code_places import PACKAGE, line_number
 from nbloader.events.stack_samples import STAGE_FILE, CodeLine, StackCount
 from nbloader.workers.status import SharedStatus, WorkerState
 
@@ -52,8 +52,7 @@ def user_lines(frame: FrameType | None, root: CodeType, stage: int) -> tuple[Cod
     while (code := getattr(frame, "f_code", None)) is not None and frame is not None and code is not root:
         if len(lines) < MAX_FRAMES and not code.co_filename.startswith(PACKAGE):
             name = getattr(code, "co_qualname", code.co_name)  # Python 3.10 has no qualified names
-            number = frame.f_lineno or code.co_firstlineno  # None where the bytecode belongs to no line
-            lines.append(CodeLine(code.co_filename, name, number))
+            lines.append(CodeLine(code.co_filename, name, line_number(frame)))
         frame = frame.f_back
     if code is None:
         return None
