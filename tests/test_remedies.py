@@ -130,6 +130,37 @@ SAME = {
     ),
     "row values": ("pandas-row", "def f(p):\n    return frame.iloc[1].values", {"frame": {"x": [1, 2], "z": [3, 4]}}),
     "row of a column": ("pandas-row", "def f(p):\n    return frame['x'].iloc[1]", {"frame": {"x": [1, 2]}}),
+    "parts of a row": (
+        "pandas-row",
+        """\
+        names = ["x", "z"]
+        def f(p):
+            row = frame.iloc[1]
+            scaled = (row[names] - mean) / 2
+            return [float(v) for v in scaled], row["y"]
+        """,
+        {"frame": {"x": [1, 2], "y": ["a", "b"], "z": [0.5, 2]}, "mean": np.array([1.0, 2.0])},
+    ),
+    "rows of a file": (
+        "csv-rows",
+        "def f(p, start=1):\n    return pd.read_csv(p + '/a.csv', skiprows=range(1, start + 1), nrows=1).to_dict()",
+        {"pd": pd},
+    ),
+    "rows of a file without names": (
+        "csv-rows",
+        "def f(p, start=1):\n    return pd.read_csv(p + '/a.csv', header=None, skiprows=start, nrows=1)[1].tolist()",
+        {"pd": pd},
+    ),
+    "padding of arrays": (
+        "python-padding",
+        """\
+        def f(p):
+            rows, n, zero = [np.eye(1, 3), np.eye(2, 3)], 2, [0.0] * 3
+            padded = [r.tolist() + [zero] * (n - len(r)) for r in rows]
+            return torch.tensor(padded).double()
+        """,
+        {"torch": torch, "np": np},
+    ),
     "padding": (
         "python-padding",
         "def f(p):\n    rows, n = [[1], [2, 3]], 2\n    return torch.tensor([r + [0] * (n - len(r)) for r in rows])",
@@ -564,6 +595,65 @@ def test_other_searches_of_a_list_are_left_alone(source, tmp_path):
     names = searched()
     names["mixed"] = [*names["items"], {"image": [1]}]
     assert proposals("filtered-list", defined(tmp_path, source, **names)) == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "skiprows=n, nrows=1",
+        "skiprows=range(1, n + 1), nrows=1, index_col=0",
+        "skiprows=range(1, n + 1)",
+        "skiprows=range(2, n + 1), nrows=1",
+        "skiprows=range(1, n + 1), nrows=1, usecols=[n]",
+        "skiprows=range(1, n + 1), nrows=1, **options",
+        "skiprows=[1, 2], nrows=1",
+    ],
+)
+def test_other_rows_of_a_csv_file_are_read_as_before(arguments, tmp_path):
+    function = defined(tmp_path, f"def f(p, n=1):\n    return pd.read_csv(p, {arguments})", pd=pd, options={})
+    assert proposals("csv-rows", function) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "named"), [("math.sqrt(d * d + 1)", True), ("min(d * 2, 9)", True), ("other(d * 2)", False)]
+)
+def test_nested_loops_that_cannot_be_rewritten_are_named(value, named, tmp_path):
+    source = f"""\
+        import math
+        def f(track):
+            total = [0.0] * len(track)
+            for i in range(len(track)):
+                for j in range(len(track)):
+                    if i == j:
+                        continue
+                    d = track[i] - track[j]
+                    total[i] = {value}
+            return total
+        """
+    found = [
+        proposal
+        for site in sites(defined(tmp_path, source, other=sorted))
+        if "total[i]" in site.source.splitlines()[site.number - 1]
+        for proposal in BY_NAME["python-loop"].propose(site)
+    ]
+    assert [bool(proposal.untried) and "numba" in proposal.instead for proposal in found] == [True] * named
+
+
+def test_a_table_is_read_once_for_all_its_rows(tmp_path):
+    whole = pd.DataFrame({"t": np.arange(50, dtype=np.int32), "x": np.linspace(0, 1, 50)})
+    path = tmp_path / "t.csv"
+    whole.to_csv(path, index=False)
+    source = "def f(p, n):\n    return pd.read_csv(p, skiprows=range(1, n), nrows=7, dtype={'t': 'int32'})"
+    function = defined(tmp_path, source, pd=pd)
+    (proposal,) = proposals("csv-rows", function)
+    new, read = rewritten(function, proposal), []
+    counting = types.SimpleNamespace(
+        read_csv=lambda *args, **options: read.append(args) or pd.read_csv(*args, **options)
+    )
+    function.__globals__["pd"] = counting
+    for n in (1, 5, 46, 60):
+        pd.testing.assert_frame_equal(new(path, n), whole.iloc[n - 1 : n + 6].reset_index(drop=True))
+    assert read == [(path,)]
 
 
 def test_a_list_that_samples_change_is_not_grouped(tmp_path):

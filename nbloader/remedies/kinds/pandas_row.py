@@ -30,7 +30,16 @@ def values_of(frame):
     return _values[id(frame)][1]
 '''
 
+PART = '''\
+_parts_of_frames = {}
 
+def part_of(frame, columns):
+    """Some columns of a data frame as one array, converted once per process."""
+    key = id(frame), str(columns)
+    if key not in _parts_of_frames:
+        _parts_of_frames[key] = frame, frame[columns].to_numpy()
+    return _parts_of_frames[key][1]
+'''
 WITHOUT = '''\
 _values_without = {}
 
@@ -50,7 +59,7 @@ class PandasRow:
 
     def propose(self, site: Site) -> list[Proposal]:
         """See `Remedy`."""
-        rows = [found for node in site.nodes if (found := _row(node)) is not None]
+        rows = [found for node in site.nodes if (found := _row(node)) is not None] or _assigned_rows(site)
         if not rows:
             return []
         why = "For each row, pandas creates a Series and converts the values of all columns to a common type."
@@ -75,6 +84,10 @@ class PandasRow:
             edits += [Edit(node, f"values_without({frame}, {columns})[{position}]") for node, columns in dropped]
             if dropped:
                 helpers[WITHOUT] = None
+            parts = _parts(site, row)
+            edits += [Edit(node, f"part_of({frame}, {site.text(node.slice)})[{position}]") for node in parts]
+            if parts:
+                helpers[PART] = None
         short = "Convert the data frame to arrays once"
         return [Proposal(why, instead, site.rewritten(*edits), "\n\n".join(helpers), short=short)]
 
@@ -84,6 +97,34 @@ class _Row(NamedTuple):
 
     node: ast.Subscript
     frame: ast.expr
+
+
+def _assigned_rows(site: Site) -> list[_Row]:
+    """Return the rows that variables of the slow line have been assigned: each operation on a row takes time, too."""
+    read = {node.id for node in site.nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    found = []
+    for statement in site.body:
+        if isinstance(statement, ast.Assign) and (row := _row(statement.value)) is not None:
+            (target,) = statement.targets[:1]
+            if isinstance(target, ast.Name) and target.id in read and not isinstance(row.frame, ast.Subscript):
+                found.append(row)
+    return found
+
+
+def _parts(site: Site, row: ast.Subscript) -> list[ast.Subscript]:
+    """Return where several columns of a row are used, if the row is assigned to a variable: `row[self.columns]`."""
+    statement = site.statement(row)
+    if not isinstance(statement, ast.Assign) or statement.value is not row:
+        return []
+    name = site.text(statement.targets[0])
+    return [
+        node
+        for node in site.body
+        if isinstance(node, ast.Subscript)
+        and isinstance(node.ctx, ast.Load)
+        and site.text(node.value) == name
+        and (isinstance(node.slice, ast.List) or isinstance(site.target(node.slice), list))
+    ]
 
 
 class _Dropped(NamedTuple):

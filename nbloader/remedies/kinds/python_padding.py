@@ -8,10 +8,11 @@ from nbloader.remedies.remedy import Proposal
 from nbloader.remedies.site import Edit, Site
 
 PADDED = '''\
-def padded(rows, value, length):
+def padded_array(rows, value, length):
     """The rows as one array, filled with a value up to a length."""
     arrays = [{np}.asarray(row) for row in rows]
-    out = {np}.full((len(arrays), length), value, arrays[0].dtype if arrays else None)
+    shape = (len(arrays), length, *arrays[0].shape[1:]) if arrays else (0, length)
+    out = {np}.full(shape, value, arrays[0].dtype if arrays else None)
     for position, row in enumerate(arrays):
         out[position, : len(row)] = row
     return out
@@ -29,12 +30,13 @@ class PythonPadding:
     def propose(self, site: Site) -> list[Proposal]:
         """See `Remedy`."""
         np, torch = site.module("numpy", "np"), site.module("torch", "torch")
-        lists = [found for node in site.nodes if (found := _padded(node)) is not None]
+        read = [value for node in site.nodes if (value := _assigned(site, node)) is not None]
+        lists = [found for node in (*site.nodes, *read) if (found := _padded(node)) is not None]
         if lists:
             edits = []
             for comprehension, value, length in lists:
                 rows = site.text(comprehension.generators[0].iter)
-                edits.append(Edit(comprehension, f"padded({rows}, {site.text(value)}, {site.text(length)})"))
+                edits.append(Edit(comprehension, f"padded_array({rows}, {site.text(value)}, {site.text(length)})"))
             helper = "\n\n".join(part for part in (np.helper, PADDED.format(np=np.name)) if part)
             return [Proposal(WHY, INSTEAD, site.rewritten(*edits), helper, short=SHORT)]
         loops = [
@@ -54,6 +56,16 @@ class PythonPadding:
         return proposals
 
 
+def _assigned(site: Site, node: ast.AST) -> ast.expr | None:
+    """Return what a variable that a node reads has been assigned, if that is certain; None for other nodes."""
+    if not isinstance(node, ast.Name):
+        return None
+    stores = [one for one in site.body if isinstance(one, ast.Name) and one.id == node.id and one is not node]
+    stores = [one for one in stores if not isinstance(one.ctx, ast.Load)]
+    statement = site.statement(stores[0]) if len(stores) == 1 else None
+    return statement.value if isinstance(statement, ast.Assign) and statement.targets == stores else None
+
+
 def _padded(node: ast.AST) -> tuple[ast.ListComp, ast.expr, ast.expr] | None:
     """Return a padding comprehension, the value that it fills with, and the length; None if the node is none."""
     if not isinstance(node, ast.ListComp) or len(node.generators) != 1 or node.generators[0].ifs:
@@ -61,8 +73,10 @@ def _padded(node: ast.AST) -> tuple[ast.ListComp, ast.expr, ast.expr] | None:
     elt, row = node.elt, node.generators[0].target
     if not (isinstance(row, ast.Name) and isinstance(elt, ast.BinOp) and isinstance(elt.op, ast.Add)):
         return None
-    fill = elt.right
-    if not (isinstance(elt.left, ast.Name) and elt.left.id == row.id):
+    fill, values = elt.right, elt.left
+    if isinstance(values, ast.Call) and isinstance(values.func, ast.Attribute) and values.func.attr == "tolist":
+        values = values.func.value
+    if not (isinstance(values, ast.Name) and values.id == row.id):
         return None
     if not (isinstance(fill, ast.BinOp) and isinstance(fill.op, ast.Mult) and isinstance(fill.left, ast.List)):
         return None
