@@ -42,6 +42,7 @@ except ImportError:
 pytestmark = [
     pytest.mark.unit,
     pytest.mark.filterwarnings("ignore::UserWarning"),  # torch warns once, of what it is given here
+    pytest.mark.filterwarnings("ignore:In future, it will be an error for 'np.bool"),  # torch before 2.5 or so
 ]
 
 

@@ -474,6 +474,7 @@ def test_the_thread_ends_with_the_loader_even_if_an_iterator_remains(num_workers
 
 
 def test_a_loop_that_does_not_wait_has_no_sampling_thread():
+    wait_for(lambda: not sampling_threads(), "the threads of loaders that other tests have closed")
     with DataLoader(light.Numbers(400), 2, num_workers=1, output="numpy") as loader:
         epoch = iter(loader)
         for number in range(200):

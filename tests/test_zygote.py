@@ -13,6 +13,7 @@ import logging
 import mmap
 import multiprocessing
 import os
+import pathlib
 import re
 import signal
 import socket
@@ -420,6 +421,13 @@ def squares(tmp_path):
             connection.close()
 
 
+def openmp_threads():
+    """Two, or one where this thread's threads of OpenMP cannot be ended before a fork: in torch before 2.5 or so."""
+    lines = pathlib.Path("/proc/self/maps").read_text().splitlines()
+    libraries = {line.split()[-1] for line in lines if "/libgomp" in line}
+    return 2 if all(hasattr(ctypes.CDLL(path), "omp_pause_resource_all") for path in libraries) else 1
+
+
 class Squares(Calls):
     """Reads them. If no row is there, computes with two threads of OpenMP."""
 
@@ -427,7 +435,7 @@ class Squares(Calls):
         super().__init__(self.read, 60, connection=connection)
 
     def read(self, i):
-        torch.set_num_threads(2)
+        torch.set_num_threads(openmp_threads())
         assert torch.ones(1_000_000).exp().sum() > 0
         return self.connection.execute("SELECT square FROM squares WHERE i = ?", [i]).fetchone()[0], os.getpid()
 
@@ -436,7 +444,7 @@ def test_a_connection_of_sqlite3_with_default_options(squares):
     """Only the thread that opened it may use it: that thread forks the zygote."""
     threads = torch.get_num_threads()
     try:
-        torch.set_num_threads(2)
+        torch.set_num_threads(openmp_threads())
         assert torch.ones(1_000_000).exp().sum() > 0  # this thread has threads of OpenMP
         with DataLoader(Squares(squares()), 2, prefetch_factor=1, num_workers=1) as loader:
             epoch = iter(loader)
@@ -851,6 +859,21 @@ def test_a_worker_that_hangs_is_not_replaced_by_a_clean_one_if_fork_was_asked_fo
     ):
         next(iter(loader))
     assert not HEALED.search(capsys.readouterr().err)
+
+
+@pytest.mark.slow
+def test_that_no_clean_worker_can_take_over_is_said_once(guarded, capsys):
+    """It is looked for every 5 s."""
+    dataset = Calls(guarded.read, 8)
+    dataset.unpicklable = (each for each in "ab")
+    with (
+        DataLoader(dataset, 2, num_workers=1, timeout=16) as loader,
+        held(guarded.lock),
+        pytest.raises(RuntimeError, match=r"guarded\.py"),
+    ):
+        next(iter(loader))
+    said = capsys.readouterr()
+    assert (said.out + said.err).count("New interpreters cannot replace it") == 1
 
 
 @pytest.mark.slow

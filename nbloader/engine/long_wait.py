@@ -74,6 +74,7 @@ class LongWaits:
         self._dataset = dataset
         self._timeout = timeout
         self._restarts = restarts
+        self._irreplaceable: set[str] = set()  # where forked workers hang that no clean one can replace
 
     def new_timer(self, *, first: bool) -> WaitTimer:
         """Return a timer for a wait that begins now. For `first`, see `WaitTimer`.
@@ -129,6 +130,9 @@ class LongWaits:
         try:
             setup = self._group.clean_setup()
         except DatasetTransferError as error:
+            if where in self._irreplaceable:
+                return
+            self._irreplaceable.add(where)
             self._output.notify(
                 f"nbloader: a worker that was forked from this process hangs {where}, because a lock or a thread that "
                 f"it waits for does not exist in a forked process. New interpreters cannot replace it: {error}\n"
