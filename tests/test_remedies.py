@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import copy
+import functools
 import gzip
 import http.server
 import io
@@ -2272,7 +2273,7 @@ def test_a_cache_takes_the_memory_of_the_results_that_samples_share():
     assert cache.cached.samples >= 20
     assert cache.kept_in_all < 6 * cache.kept
     assert "samples share 4 results of" in str(cache)
-    assert "The first epoch gains nothing" in str(cache)
+    assert "gains only where samples share a result" in str(cache)
     assert 'nbloader.configure_cache(directory="cache") before the first epoch' in str(cache)
 
 
@@ -2348,6 +2349,25 @@ def test_a_change_that_is_far_slower_is_not_tried_on_all_samples(monkeypatch):
         r"Tried without gain: slower \(0\.00x\)\.$",
         repr(found),
     )
+
+
+KEEPS = """\
+def f(index):
+    return kept(index)
+"""
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_call_of_a_cached_function_is_no_reason_to_cache_it(keeps, tmp_path):
+    function = defined(tmp_path, KEEPS, kept=functools.lru_cache(len) if keeps else len)
+    hot = HotLines(lines=(line_of(function, 1),), samples=100)
+    data = types.SimpleNamespace(function=function)
+    found = search(hot, Samples(data, None, (), False), None, None, more_workers=False)
+    expected = "cache smaller results." if keeps else "keep results with nbloader.cached, or"
+    assert f"What remains: {expected}" in repr(found)
+    collated = search(hot, Samples(Quick(), function, (), False), None, None, more_workers=False)
+    assert "What remains: " in repr(collated)
+    assert "keep results" not in repr(collated)
 
 
 def test_what_the_verdict_and_the_trials_contradict_does_not_remain(monkeypatch):

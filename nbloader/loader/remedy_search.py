@@ -274,8 +274,10 @@ def search(
         if one.raised:
             log.debug("the remedy %s for %s: %s", one.name, one.line.place, one.problem)
     useless = [one for one in tried if not (one.helps or one.raised or one.only_listed)]
-    kept = any(site.is_kept for site in sites if site.line is lines[0])
-    cache = not kept and not any(one.proposal.saves == "later" for one in useless)
+    slowest = next((site for site in sites if site.line is lines[0]), None)
+    kept = slowest is not None and (slowest.is_kept or _calls_kept(slowest))
+    batches = slowest is not None and slowest.function is samples.collate_fn  # they differ from epoch to epoch
+    cache = not (kept or batches or any(one.proposal.saves == "later" for one in useless))
     note = "" if helping else _nothing_helps(lines[0], sites, hot, _remains(cache=cache, more_workers=more_workers))
     return Remedies(helping, note, useless)
 
@@ -372,10 +374,17 @@ def _nothing_helps(slowest: HotLine, sites: Sequence[Site], hot: HotLines, remai
     what_remains = hot.elsewhere or f"What remains: {text}."
     if any(site.is_kept for site in sites if site.line is slowest):
         return f"{found}: a cache keeps what it computes. {what_remains}"
+    if any(_calls_kept(site) for site in sites if site.line is slowest):
+        return f"{found}: it takes copies from a cache. What remains: cache smaller results."
     library = _in_libraries(slowest, hot)
     if library >= NOTABLE:
         found += f", and at least {library:.0%} of its CPU time is spent inside libraries"
     return f"{found}. {what_remains}"
+
+
+def _calls_kept(site: Site) -> bool:
+    """Whether the slow line calls a function that keeps its results."""
+    return any(site.calls_kept(node) for node in site.nodes)
 
 
 def _in_libraries(line: HotLine, hot: HotLines) -> float:
