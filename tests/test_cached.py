@@ -24,6 +24,7 @@ import nbloader
 from nbloader import DataLoader
 from nbloader.cache import disk_store, file_version, process_cache
 from nbloader.cache.digest import Walk
+from nbloader.cache.sample_cache import SampleCache
 from nbloader.dashboard.panels import Frame
 from nbloader.dashboard.panels.summary import Summary
 
@@ -53,6 +54,21 @@ def settled(tmp_path, monkeypatch):
         return str(path)
 
     return write
+
+
+@pytest.mark.parametrize("make", [process_cache.share, nbloader.configure_cache])
+def test_no_cache_remains_if_the_last_function_is_collected_while_it_is_created(make, monkeypatch):
+    functions = [nbloader.cached(abs)]
+
+    def create(options, create=SampleCache.create):
+        functions.clear()
+        gc.collect()
+        return create(options)
+
+    monkeypatch.setattr(SampleCache, "create", create)
+    assert make() is None
+    assert not functions
+    assert process_cache.gauge() is None
 
 
 def counts():

@@ -63,6 +63,7 @@ def configure_cache(
             _cache.configure(_options)
         elif _users:
             current()
+            _close_if_unused()
 
 
 def current() -> SampleCache:
@@ -89,9 +90,16 @@ def add_user(user: object) -> None:
 
 
 def _remove_user() -> None:
-    global _users, _cache  # noqa: PLW0603 - one per process
+    global _users  # noqa: PLW0603 - one per process
     with _lock:
         _users -= 1
+    _close_if_unused()
+
+
+def _close_if_unused() -> None:
+    """Close the cache if there is no cached function. The last one may be collected while a cache is created for it."""
+    global _cache
+    with _lock:
         if _users or _is_worker or _cache is None:
             return
         cache, _cache = _cache, None
@@ -115,6 +123,9 @@ def share() -> SharedCache | None:
     if not (_users or _is_worker):
         return None
     cache = current()
+    _close_if_unused()
+    if cache is not _cache:
+        return None
     if cache.memory is None:
         return SharedCache(cache.options.to_bytes(), ())
     return SharedCache(b"", (cache.memory.index_fd, cache.memory.data_fd))
