@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -387,6 +388,10 @@ class Notebook:
         self.page.evaluate(f"() => {self._PANEL}.context.sessionContext.shutdown()")
 
 
+SHOWN = 4000
+"""Number of characters of a page that are printed when a test fails."""
+
+
 class Pages:
     """The pages of the tests. One of JupyterLab is handed on: loading it takes 5 s, opening another notebook 0.5 s.
 
@@ -409,7 +414,10 @@ class Pages:
         return self._lab[-1], page is not None
 
     def end_test(self, *, passed: bool) -> None:
-        """Close all pages, but hand on the last one of JupyterLab if the test has passed."""
+        """Close all pages, but hand on the last one of JupyterLab if the test has passed; else print their texts."""
+        for page in [] if passed else self._window.pages:
+            with contextlib.suppress(Exception):  # the page has crashed, or was closed
+                print(page.url, page.locator("body").inner_text(timeout=5000)[-SHOWN:], sep="\n")
         lab = [page for page in self._lab if not page.is_closed() and page.url.startswith(f"{self._server.url}/lab/")]
         self._lab.clear()
         if passed and lab and self._empty(lab[-1]):
