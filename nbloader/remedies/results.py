@@ -25,7 +25,7 @@ MIN_GAIN = 1.1
 CLEAR_GAIN = 1.5
 """Smallest gain of a cache, which takes memory and gains only from the second epoch on. Another remedy whose samples
 gain as much is shown whatever is predicted for the loop."""
-LEAST = 5e-6
+MIN_SAVED = 5e-6
 """Smallest gain per sample, seconds. Less is within the precision of a trial."""
 _SOURCE = 70
 NOTHING = Cost(0.0, 0.0)
@@ -110,7 +110,7 @@ class RemedyResult:
         if p.loop and not self.keeps_values:
             return False
         enough = self.gain >= (CLEAR_GAIN if p.saves == "later" else MIN_GAIN)
-        enough &= self.before.seconds - self.after.seconds >= LEAST
+        enough &= self.before.seconds - self.after.seconds >= MIN_SAVED
         return enough and self._speeds_up_the_loop and not self.difference.problem
 
     @property

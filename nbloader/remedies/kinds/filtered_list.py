@@ -7,16 +7,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from nbloader.remedies.changes import changed_by_class
-from nbloader.remedies.kinds.list_membership import PLAIN
+from nbloader.remedies.kinds.list_membership import MANY, PLAIN, PLAIN_CODE
 from nbloader.remedies.remedy import Proposal
 from nbloader.remedies.site import UNKNOWN, Edit, Site
 
-MANY = 200
-"""Number of items from which a group in a dict is faster than a loop over the list."""
-HELPER = '''\
-_groups = {}
-_plain = {str, bytes, bool, int, NUMPY.str_, *(NUMPY.dtype(kind).type for kind in NUMPY.typecodes["AllInteger"])}
-
+HELPER = (
+    f"_groups = {{}}\n{PLAIN_CODE}"
+    + '''
 def items_with(items, name, value):
     """The items of a list with a value in one field, in their order. The list is grouped once per process."""
     if type(value) not in _plain:  # objects such as tensors can be equal to a field, but are not found in a dict
@@ -29,6 +26,7 @@ def items_with(items, name, value):
         _groups[key] = items, groups
     return _groups[key][1].get(value, ())
 '''
+)
 
 
 class FilteredList:
@@ -43,8 +41,8 @@ class FilteredList:
             return []
         items = site.text(found.items)
         np = site.module("numpy", "np")
-        field = f"getattr(item, {found.name!r})" if found.is_attribute else "item[name]"
-        helper = HELPER.replace("NUMPY", np.name).replace("FIELD", field.replace(repr(found.name), "name"))
+        field = "getattr(item, name)" if found.is_attribute else "item[name]"
+        helper = HELPER.replace("NUMPY", np.name).replace("FIELD", field)
         code = site.rewritten(Edit(found.items, f"items_with({items}, {found.name!r}, {site.text(found.value)})"))
         return [
             Proposal(
@@ -155,10 +153,9 @@ def _is_used_elsewhere(site: Site, loop: ast.For, variables: set[str]) -> bool:
 
 def _are_plain(items: Sequence[Any], name: str | int, is_attribute: bool) -> bool:
     """Whether all items have the field, with values that a dict finds."""
-    missing = UNKNOWN
     for item in items:
         try:
-            value = getattr(item, str(name), missing) if is_attribute else item[name]
+            value = getattr(item, str(name), UNKNOWN) if is_attribute else item[name]
         except (KeyError, IndexError, TypeError):
             return False
         if type(value) not in PLAIN:

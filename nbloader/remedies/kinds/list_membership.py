@@ -16,10 +16,13 @@ MANY = 50
 """Number of items from which the call of `contains` is faster than a list."""
 PLAIN = {str, bytes, bool, int, np.str_, *(np.dtype(kind).type for kind in np.typecodes["AllInteger"])}
 """Types of which equal values have the same hash, and so do tuples of them. Subclasses may compare in another way."""
-HELPER = '''\
-_positions = {}
+PLAIN_CODE = """\
 _plain = {str, bytes, bool, int, NUMPY.str_, *(NUMPY.dtype(kind).type for kind in NUMPY.typecodes["AllInteger"])}
-
+"""
+"""`PLAIN`, as code to paste."""
+HELPER = (
+    f"_positions = {{}}\n{PLAIN_CODE}"
+    + '''
 def positions_of(values, value):
     """The first position of each item of a list, found once per process; no items if the value has no place in a dict.
 
@@ -42,6 +45,7 @@ def position_of(values, value):
     positions = positions_of(values, value) or {}
     return positions[value] if value in positions else values.index(value)
 '''
+)
 
 
 class ListMembership:

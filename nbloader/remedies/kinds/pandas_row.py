@@ -105,7 +105,7 @@ def _assigned_rows(site: Site) -> list[_Row]:
     found = []
     for statement in site.body:
         if isinstance(statement, ast.Assign) and (row := _row(statement.value)) is not None:
-            (target,) = statement.targets[:1]
+            target = statement.targets[0]
             if isinstance(target, ast.Name) and target.id in read and not isinstance(row.frame, ast.Subscript):
                 found.append(row)
     return found

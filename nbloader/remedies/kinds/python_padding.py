@@ -31,7 +31,7 @@ class PythonPadding:
         """See `Remedy`."""
         np, torch = site.module("numpy", "np"), site.module("torch", "torch")
         read = [value for node in site.nodes if (value := _assigned(site, node)) is not None]
-        lists = [found for node in (*site.nodes, *read) if (found := _padded(node)) is not None]
+        lists = [found for node in dict.fromkeys((*site.nodes, *read)) if (found := _padded(node)) is not None]
         if lists:
             edits = []
             for comprehension, value, length in lists:
