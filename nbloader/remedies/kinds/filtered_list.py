@@ -13,7 +13,7 @@ from nbloader.remedies.site import UNKNOWN, Edit, Site
 
 HELPER = (
     f"_groups = {{}}\n{PLAIN_CODE}"
-    + '''
+    '''
 def items_with(items, name, value):
     """The items of a list with a value in one field, in their order. The list is grouped once per process."""
     if type(value) not in _plain:  # objects such as tensors can be equal to a field, but are not found in a dict

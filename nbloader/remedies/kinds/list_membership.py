@@ -22,7 +22,7 @@ _plain = {str, bytes, bool, int, NUMPY.str_, *(NUMPY.dtype(kind).type for kind i
 """`PLAIN`, as code to paste."""
 HELPER = (
     f"_positions = {{}}\n{PLAIN_CODE}"
-    + '''
+    '''
 def positions_of(values, value):
     """The first position of each item of a list, found once per process; no items if the value has no place in a dict.
 
