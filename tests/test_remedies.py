@@ -81,6 +81,7 @@ def sites(function, picture=None, owner=None, facts=None):
 def proposals(name, function, picture=None, owner=None, facts=None):
     """What a remedy proposes for any line of a function."""
     found = [p for site in sites(function, picture, owner, facts) for p in BY_NAME[name].propose(site)]
+    assert all(p.short or p.untried for p in found), "what is tried has words"
     return list(dict.fromkeys(found))
 
 
@@ -2338,7 +2339,7 @@ def test_a_change_that_is_far_slower_is_not_tried_on_all_samples(monkeypatch):
 
         def propose(self, site):
             code = site.source.replace("return", "import time; time.sleep(0.1); return")
-            return [nbloader.remedies.remedy.Proposal("Why.", "Instead.", code)]
+            return [nbloader.remedies.remedy.Proposal("Why.", "Instead.", code, short="Sleep for each sample")]
 
     monkeypatch.setattr("nbloader.loader.remedy_search.REMEDIES", (Slower(),))
     found, measured = search_in_quick()
@@ -2346,7 +2347,7 @@ def test_a_change_that_is_far_slower_is_not_tried_on_all_samples(monkeypatch):
     assert re.match(
         r"Nothing that nbloader knows makes `Quick.__getitem__` \(here:1\) faster\. What remains: keep results with "
         r"nbloader\.cached, use more workers where cores are free, or make the samples smaller\.\n\n"
-        r"Tried without gain: slower \(0\.00x\)\.$",
+        r"Tried without gain: Sleep for each sample \(here:1\): 0\.00x\.$",
         repr(found),
     )
 
@@ -2401,7 +2402,8 @@ def test_the_share_of_libraries_is_named_if_nothing_helps():
 
 def result(name, gain, changed=(), **fields):
     """A remedy of a line that was tried."""
-    proposal = nbloader.remedies.remedy.Proposal("Why.", "Instead.", saves=fields.pop("saves", "time"))
+    saves = fields.pop("saves", "time")
+    proposal = nbloader.remedies.remedy.Proposal("Why.", "Instead.", saves=saves, short=f"Do {name}")
     usual = {"samples": 9, "before": Cost(gain, 0.0), "after": Cost(1.0, 0.0), "changed": frozenset(changed)}
     return RemedyResult(line_of(Archive.__getitem__, 1), name, proposal, **{**usual, **fields})
 
@@ -2417,7 +2419,11 @@ def test_remedies_that_replace_the_same_code_are_alternatives():
     choice, *each, tried = repr(remedies).split("\n\n")
     assert choice.startswith("Choose one of these two: they replace the same code")
     assert each == [str(one) for one in remedies]
-    assert tried == ("Tried without gain: e (1.02x), f (2.00x, other values), h (not tried: it takes 9 GB of memory).")
+    assert tried == (
+        "Tried without gain: Do e (here:1): 1.02x. Do f (here:1): 2.00x, other values. "
+        "Do h (here:1): not tried: it takes 9 GB of memory."
+    )
+    assert repr(Remedies((), "", [result("e", 0.4), result("e", 0.3)])).count("Do e") == 1, "one line, one remedy"
     html = remedies._repr_html_()
     assert html.count("Choose one of these") == 1
     assert tried in html
@@ -2523,7 +2529,7 @@ def test_a_trial_that_ends_early_leaves_no_lock_behind(monkeypatch):
         name = "same"
 
         def propose(self, site):
-            return [nbloader.remedies.remedy.Proposal("Why.", "Instead.", site.source)]
+            return [nbloader.remedies.remedy.Proposal("Why.", "Instead.", site.source, short="Do the same")]
 
     monkeypatch.setattr("nbloader.loader.remedy_search.REMEDIES", (Same(),))
     monkeypatch.setattr("nbloader.loader.remedy_search.TRIAL_SECONDS", 0.0)
@@ -2532,7 +2538,7 @@ def test_a_trial_that_ends_early_leaves_no_lock_behind(monkeypatch):
         loader.profile_lines()
         for _batch in loader:
             pass
-        assert "same" in str(loader.remedies(samples=4))
+        assert "Do the same" in str(loader.remedies(samples=4))
     assert data.lock.acquire(timeout=30), "a worker was killed while it held the lock"
 
 
@@ -2555,7 +2561,7 @@ def test_a_remedy_that_does_not_speed_up_the_loop_is_left_out(speedup, low, high
     assert found.helps == helps
     assert result("a", 2.0, prediction=predicted).helps, "of short epochs, the prediction says little"
     if not helps:
-        text = f"Tried without gain: a (1.30x, loop {speedup:.2f}x ({low:.2f} to {high:.2f}))."
+        text = f"Tried without gain: Do a (here:1): 1.30x, loop {speedup:.2f}x ({low:.2f} to {high:.2f})."
         assert repr(Remedies((), "", [found])) == text
 
 

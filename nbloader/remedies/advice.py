@@ -34,7 +34,7 @@ def short_advice(line: HotLine, roots: Sequence[Any]) -> Advice:
         if site is None or site.is_kept:
             return Advice()
         every = [p for remedy in REMEDIES for p in remedy.propose(site)]
-        proposals = [] if any(p.alone for p in every) else [p for p in every if p.short and p.is_valid]
+        proposals = [] if any(p.alone for p in every) else [p for p in every if p.short and p.is_certain and p.is_valid]
         return Advice(
             next((p.short for p in proposals), ""), next((p.short for p in proposals if p.shortens_waits), "")
         )

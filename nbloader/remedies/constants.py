@@ -62,7 +62,7 @@ class Constant(NamedTuple):
         called = next((_called(node) for node in flow.inside(self.nodes) if isinstance(node, ast.Call)), "")
         return f"fixed_{(*self.results, called or 'value')[0]}"
 
-    def proposal(self, site: Site, why: str, instead: str, short: str) -> Proposal | None:
+    def proposal(self, site: Site, why: str, instead: str, short: str, *, is_certain: bool) -> Proposal | None:
         """Propose to compute it once; None if it cannot be a function of its own.
 
         Args:
@@ -70,6 +70,7 @@ class Constant(NamedTuple):
             why: See `Proposal`.
             instead: See `Proposal`.
             short: See `Proposal`.
+            is_certain: See `Proposal`.
         """
         nodes = [*self.nodes, *([] if self.opened is None else [self.opened.context_expr])]
         available = {*site.function.__code__.co_freevars, *flow.global_values(site, nodes)}
@@ -98,8 +99,9 @@ class Constant(NamedTuple):
         body_text = text.replace("\n", "\n    ")
         helper = f"{ONCE}\ndef {self.name}({', '.join(names)}):\n    {body_text}\n"
         return Proposal(
-            why, instead, code, helper, must_help=True, must_be_equal=True, short=short, shortens_waits=True
-        )
+            why, instead, code, helper, must_help=True, must_be_equal=True, short=short, is_certain=is_certain,
+            shortens_waits=True,
+        )  # fmt: skip
 
 
 def constant_parts(site: Site) -> Iterator[Constant]:

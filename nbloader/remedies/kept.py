@@ -11,7 +11,7 @@ from nbloader.remedies.site import Edit, Site
 
 
 def keep_results(
-    site: Site, calls: Sequence[ast.Call], *, why: str, instead: str, short: str = "", kept: int = 8
+    site: Site, calls: Sequence[ast.Call], *, why: str, instead: str, short: str, is_certain: bool = True, kept: int = 8
 ) -> list[Proposal]:
     """Propose to call a function once for each combination of its arguments, and to keep what it returns.
 
@@ -21,16 +21,21 @@ def keep_results(
         why: See `Proposal`.
         instead: See `Proposal`.
         short: See `Proposal`.
+        is_certain: See `Proposal`.
         kept: Number of results that each worker keeps.
     """
     if not calls:
         return []
     if all(id(call) in (members := members_of(site)) for call in calls):
-        proposals = _keep_members(site, [members[id(call)] for call in calls], why, instead, kept)
-        return [proposal._replace(short=short, shortens_waits=True, must_be_equal=True) for proposal in proposals]
-    name, helper = _keeper(site, calls[0], kept, "*args, **kwargs", "{}(*args, **kwargs)")
-    code = site.rewritten(*(Edit(call.func, name) for call in calls))
-    return [Proposal(why, instead, code, helper, must_be_equal=True, short=short, shortens_waits=True)]
+        code, helper = _keep_members(site, [members[id(call)] for call in calls], kept)
+    else:
+        name, helper = _keeper(site, calls[0], kept, "*args, **kwargs", "{}(*args, **kwargs)")
+        code = site.rewritten(*(Edit(call.func, name) for call in calls))
+    return [
+        Proposal(
+            why, instead, code, helper, must_be_equal=True, short=short, is_certain=is_certain, shortens_waits=True
+        )
+    ]
 
 
 def members_of(site: Site) -> dict[int, ast.Subscript]:
@@ -44,15 +49,15 @@ def members_of(site: Site) -> dict[int, ast.Subscript]:
     }
 
 
-def _keep_members(site: Site, members: Sequence[ast.Subscript], why: str, instead: str, kept: int) -> list[Proposal]:
-    """Propose to keep members: an archive decodes one each time that it is asked for it."""
+def _keep_members(site: Site, members: Sequence[ast.Subscript], kept: int) -> tuple[str, str]:
+    """Return the code that keeps members, and its helper: an archive decodes one each time that it is asked for it."""
     calls = [member.value for member in members if isinstance(member.value, ast.Call)]
     name, helper = _keeper(site, calls[0], kept, "member, *args, **kwargs", "{}(*args, **kwargs)[member]")
     edits = []
     for member, call in zip(members, calls, strict=True):
         arguments = [site.text(part) for part in (member.slice, *call.args, *call.keywords)]
         edits.append(Edit(member, f"{name}({', '.join(arguments)})"))
-    return [Proposal(why, instead, site.rewritten(*edits), helper)]
+    return site.rewritten(*edits), helper
 
 
 class _Keeper(NamedTuple):

@@ -37,7 +37,9 @@ class Proposal(NamedTuple):
     untried: str = ""
     """Why it cannot be tried, as part of a sentence; "" if it can."""
     short: str = ""
-    """What to do in a few words, for a verdict: a clause; "" if the code alone does not tell whether it helps."""
+    """What to do in a few words: a clause."""
+    is_certain: bool = True
+    """Whether the code alone tells that it helps: then a verdict says it in these words."""
     shortens_waits: bool = False
     """Whether it also shortens the waits of the line, such as for a disk or the network, not only what it computes."""
 

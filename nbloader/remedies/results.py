@@ -224,7 +224,8 @@ class Remedies(Sequence[RemedyResult]):
         self._groups = alternatives(results)
         self._results = tuple(itertools.chain.from_iterable(self._groups))
         self._note = note
-        self._without_gain = ", ".join(f"{one.name} ({one.outcome()})" for one in without_gain)
+        tried = {f"{one.proposal.short} ({one.line.place})": one.outcome() for one in without_gain}
+        self._without_gain = ". ".join(f"{what}: {outcome}" for what, outcome in tried.items())
 
     def __len__(self) -> int:
         """Return the number of remedies."""

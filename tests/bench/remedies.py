@@ -76,15 +76,10 @@ GAINED = 1.5
 CLOSE = 0.15
 """A prediction up to `OVER` is right if the measured gain differs from it by at most this part."""
 WORDS = {
-    "computed-each-time": "Compute the constant once per worker",
     "compressed-stream": "Unpack the file once per worker",
-    "hdf5-chunks": "Read the HDF5 dataset once per worker",
-    "lock-held": "Hold the lock only while the file is read",
-    "python-loop": "Compute the whole array with NumPy",
-    "regular-expressions": "Compile each pattern once",
     "same-each-epoch": "Keep the results in memory with nbloader.cached",
 }
-"""What the code of a remedy does, where the remedy's own short text is missing or names something that is not tried."""
+"""What the code of a remedy does, where the remedy's own short text names something else."""
 
 CODE = re.compile(r"[\w.]+\(.*?\)|\w+=\w+|\w+(?:\.\w+)+|__\w+__")
 """What is code in the short text of a remedy or a setting."""
@@ -651,7 +646,7 @@ def run(loader: Loader, folder: Path) -> Row:
             if change is None:
                 return row
             if first is not None:
-                row.remedy = WORDS.get(first.name) or first.proposal.short or first.name
+                row.remedy = WORDS.get(first.name) or first.proposal.short
                 row.samples = "equal" if first.difference.equal else "differ"
                 row.difference = by_how_much(first.difference)
                 row.predicted = None if first.prediction is None else first.prediction.speedup

@@ -15,6 +15,7 @@ LARGE = 10_000
 FLOAT = 4
 """Size of an element of the samples, bytes."""
 WHY = "In each worker, NumPy's linear algebra uses as many threads as there are cores, and these compete for the cores."
+SHORT = "Use one thread per worker for linear algebra"
 HELPER = """\
 import threadpoolctl
 
@@ -48,6 +49,8 @@ class BlasThreads:
                     instead="Use one thread per worker: restart the kernel, and run the code below in the first cell.",
                     helper=FIRST_CELL.format(VARIABLES),
                     saves="threads",
+                    short=SHORT,
+                    is_certain=False,
                     untried="the variables take effect only when NumPy is imported",
                 )
             ]
@@ -61,6 +64,8 @@ class BlasThreads:
                 code=site.source,
                 helper=HELPER,
                 saves="threads",
+                short=SHORT,
+                is_certain=False,
             )
         ]
 

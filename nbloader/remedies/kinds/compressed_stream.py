@@ -14,6 +14,7 @@ INSTEAD = (
     "Unpack it once to disk, and read the unpacked file. If each worker has enough memory for it, unpack it once per "
     "worker, as below."
 )
+SHORT = "Unpack compressed files once, on the disk"
 HELPER = '''\
 {imports}
 
@@ -70,8 +71,9 @@ class CompressedStream:
         imports = "\n".join(part for part in (io, tools.helper, site.module(packer, packer).helper) if part)
         helper = HELPER.format(imports=imports, tools=tools.name, opened=opened).lstrip()
         reads = site.calls(opened) or site.methods("read", "seek", "extractfile")
-        short = "Unpack compressed files once, on the disk" if reads else ""
-        return Proposal(WHY, INSTEAD, site.rewritten(*edits), helper, short=short, shortens_waits=True)
+        return Proposal(
+            WHY, INSTEAD, site.rewritten(*edits), helper, short=SHORT, is_certain=bool(reads), shortens_waits=True
+        )
 
     @staticmethod
     def _concerns(site: Site, call: ast.Call) -> bool:

@@ -8,6 +8,7 @@ from nbloader.remedies.site import Site
 
 WHY = "This does not depend on the index, but it is computed again for each sample."
 INSTEAD = "Compute it once, in __init__ or as below. All samples then share one object, so do not modify it."
+SHORT = "Compute the constant once per worker"
 
 
 class ComputedEachTime:
@@ -17,7 +18,8 @@ class ComputedEachTime:
 
     def propose(self, site: Site) -> list[Proposal]:
         """See `Remedy`."""
-        found = [part.proposal(site, WHY, INSTEAD, "") for part in constant_parts(site) if not part.reads]
+        parts = [part for part in constant_parts(site) if not part.reads]
+        found = [part.proposal(site, WHY, INSTEAD, SHORT, is_certain=False) for part in parts]
         return [proposal for proposal in found if proposal is not None]
 
 

@@ -26,6 +26,7 @@ MOVES = frozenset({
     "unsqueeze", "expand_dims",
 })  # fmt: skip
 """Functions and methods that move values and do not calculate with them: bytes would overflow, or be rounded."""
+SHORT = "Convert to float in the loop, not in the workers"
 ARRAYS = ("numpy.array", "numpy.asarray", "numpy.ascontiguousarray")
 
 
@@ -64,8 +65,7 @@ class FloatInWorkers:
         torch = site.module("torch", "torch")
         why = "Each sample is converted to floating point in its worker, and sent with four times the bytes."
         instead = "Send the bytes, and convert the batch in the loop: on a GPU that takes next to no time."
-        scales = any(operator == "/" for operator, _operand in calculations)
-        short = "Convert to float in the loop, not in the workers" if dtype and scales else ""
+        certain = bool(dtype) and any(operator == "/" for operator, _operand in calculations)
         proposals = {}
         shapes = ("", ".view(-1, 1, 1)")
         if CHANNELS_FIRST.search(site.source):  # the first one is shown if nothing is tried
@@ -79,7 +79,7 @@ class FloatInWorkers:
                     left = f"({loop})" if operator in "*/" and " " in loop else loop
                     loop = f"{left} {operator} {value}"
                 code = site.rewritten(*edits)
-                proposals[loop] = Proposal(why, instead, code, torch.helper, loop=loop, short=short)
+                proposals[loop] = Proposal(why, instead, code, torch.helper, loop=loop, short=SHORT, is_certain=certain)
         return list(proposals.values())
 
     @staticmethod

@@ -42,12 +42,12 @@ class FullSizeJpeg:
             "Let the JPEG decoder produce a smaller image and compute no more than that. Pixels differ slightly, as "
             "with another resampling filter. Other formats are not affected."
         )
-        short = "Decode JPEGs at the size that is used" if site.methods(*DECODING) else ""
+        short, certain = "Decode JPEGs at the size that is used", bool(site.methods(*DECODING))
         proposals = []
         for times in (CLOSER, 1):
             size = (needed[0] * times, needed[1] * times)
             edits = [edit for call in opened for edit in _drafted(site, call, size)]
-            proposals.append(Proposal(why, instead, site.rewritten(*edits), short=short))
+            proposals.append(Proposal(why, instead, site.rewritten(*edits), short=short, is_certain=certain))
         return proposals
 
 

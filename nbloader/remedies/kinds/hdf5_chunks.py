@@ -47,6 +47,8 @@ class Hdf5Chunks:
                 ),
                 code=site.rewritten(*edits),
                 helper=helper,
+                short="Read the HDF5 dataset once per worker",
+                is_certain=False,
             )
         ]
 

@@ -42,7 +42,8 @@ class Hdf5Whole:
                 instead="Index the dataset itself: h5py reads only the chunks that hold the part.",
                 code=site.rewritten(*edits),
                 must_be_equal=True,
-                short="Index the HDF5 dataset without [:]" if any(edit.node in site.nodes for edit in edits) else "",
+                short="Index the HDF5 dataset without [:]",
+                is_certain=any(edit.node in site.nodes for edit in edits),
                 shortens_waits=True,
             )
         ]

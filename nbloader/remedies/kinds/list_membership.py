@@ -82,7 +82,8 @@ class ListMembership:
                 code=site.rewritten(*edits),
                 helper=f"{np.helper}\n\n{HELPER.replace('NUMPY', np.name)}".lstrip(),
                 must_help=not is_here,
-                short=f"Look values up in a {kind} instead of a list" if is_here else "",
+                short=f"Look values up in a {kind} instead of a list",
+                is_certain=is_here,
             )
         ]
 

@@ -10,6 +10,7 @@ from nbloader.remedies.site import Edit, Site
 _HOLE = "..."
 """Stands for a statement that is written again elsewhere."""
 WHY = "Each worker holds the lock while it produces its sample, so the workers take turns."
+SHORT = "Hold the lock only while the file is read"
 
 
 class LockHeld:
@@ -58,7 +59,8 @@ def _shorter(site: Site, block: ast.With) -> Proposal:
     rows = source.splitlines(keepends=True)
     indent = " " * block.col_offset
     added = "".join(f"{indent}{line}\n" if line else "\n" for line in after.split("\n"))
-    return Proposal(WHY, instead, "".join([*rows[:at], added, *rows[at:]]), saves="lock")
+    code = "".join([*rows[:at], added, *rows[at:]])
+    return Proposal(WHY, instead, code, saves="lock", short=SHORT, is_certain=False)
 
 
 def _dedented(text: str, columns: int) -> str:

@@ -7,6 +7,7 @@ import ast
 from nbloader.remedies.remedy import Proposal
 from nbloader.remedies.site import Edit, Site
 
+SHORT = "Decode photographs at a part of their size"
 REDUCED = (2, 4, 8)
 """How many times smaller OpenCV can decode a picture."""
 
@@ -31,7 +32,7 @@ class OpencvSize:
             for call in read:
                 flag, paths = f"{cv2.name}.IMREAD_REDUCED_COLOR_{times}", [site.text(part) for part in call.args[:1]]
                 edits.append(Edit(call, f"{site.text(call.func)}({', '.join([*paths, flag])})"))
-            proposals.append(Proposal(why, instead, site.rewritten(*edits)))
+            proposals.append(Proposal(why, instead, site.rewritten(*edits), short=SHORT, is_certain=False))
         return proposals
 
     @staticmethod

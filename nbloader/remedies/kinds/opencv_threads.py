@@ -27,8 +27,9 @@ class OpencvThreads:
             return []
         first = Edit(body[0], f"{cv2.name}.setNumThreads(0)", before=True)
         why = "In each worker, OpenCV uses as many threads as there are cores, and these compete for the cores."
+        short = "Use one thread of OpenCV per worker"
         instead = "Let OpenCV use one thread: here, or in worker_init_fn, once per worker."
-        return [Proposal(why, instead, site.rewritten(first), saves="threads")]
+        return [Proposal(why, instead, site.rewritten(first), saves="threads", short=short, is_certain=False)]
 
 
 def _is_docstring(node: ast.stmt) -> bool:

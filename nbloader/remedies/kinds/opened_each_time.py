@@ -59,8 +59,8 @@ class OpenedEachTime:
         why = "The file is opened and closed for each sample: its index and its metadata are read each time."
         instead = "Let each worker open it once, and keep it open."
         here = [call for call in site.calls(*OPENED) if site.is_fixed(call)]
-        short = "Open the file once per worker" if here else ""
-        return [Proposal(why, instead, site.rewritten(*edits), helper, short=short, shortens_waits=True)]
+        short, code = "Open the file once per worker", site.rewritten(*edits)
+        return [Proposal(why, instead, code, helper, short=short, is_certain=bool(here), shortens_waits=True)]
 
     @staticmethod
     def _concerns(site: Site, call: ast.Call) -> bool:

@@ -40,7 +40,8 @@ class ParquetColumns:
                 instead="Name the columns that are needed.",
                 code=site.rewritten(*edits),
                 must_be_equal=True,
-                short="Read only the columns that are needed" if site.calls(READER) else "",
+                short="Read only the columns that are needed",
+                is_certain=bool(site.calls(READER)),
                 shortens_waits=True,
             )
         ]

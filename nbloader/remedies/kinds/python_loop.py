@@ -43,11 +43,23 @@ class PythonLoop:
                 continue
             codes = [site.rewritten(Edit(loop, text)) for text in dict.fromkeys(texts)]
             instead = INSTEAD + _warning(loop)
-            return [Proposal(WHY, instead, code, np.helper, must_help=True, short=_short(loop)) for code in codes]
+            nested = isinstance(loop.body[0], ast.For)  # of one loop, the code alone does not tell whether it is long
+            return [
+                Proposal(WHY, instead, code, np.helper, must_help=True, short=SHORT, is_certain=nested)
+                for code in codes
+            ]
         found = _comprehensions(site, np.name)
         if found:
             return [
-                Proposal(WHY, INSTEAD + _warning(edit.node), site.rewritten(edit), np.helper, must_help=True)
+                Proposal(
+                    WHY,
+                    INSTEAD + _warning(edit.node),
+                    site.rewritten(edit),
+                    np.helper,
+                    must_help=True,
+                    short=SHORT,
+                    is_certain=False,
+                )
                 for edit in found
             ]
         computes = any(isinstance(node, ast.BinOp) for node in site.nodes)
@@ -68,11 +80,6 @@ def _takes_time(site: Site, node: ast.AST) -> bool:
         return False
     called = site.target(node.func)
     return getattr(called, "__module__", "") != "math" and called not in (min, max, abs, int, float)
-
-
-def _short(loop: ast.For) -> str:
-    """Return the words for a verdict: with one loop, the code alone does not tell whether it is long."""
-    return SHORT if isinstance(loop.body[0], ast.For) else ""
 
 
 def _warning(code: ast.AST) -> str:

@@ -45,11 +45,13 @@ class ReadEachTime:
                     "If several samples come from one file, read it once per worker. If each sample has a file of its "
                     "own, store it without compression: numpy.save instead of savez_compressed, Parquet instead of CSV."
                 ),
-                short="Read the file once per worker" if all(map(site.is_fixed, calls)) else "",
+                short="Read the file once per worker", is_certain=all(map(site.is_fixed, calls)),
             )  # fmt: skip
             if found:
                 return found
-        whole = [part.proposal(site, WHOLE, ONCE, SHORT) for part in constant_parts(site) if part.reads]
+        whole = [
+            part.proposal(site, WHOLE, ONCE, SHORT, is_certain=True) for part in constant_parts(site) if part.reads
+        ]
         return [proposal for proposal in whole if proposal is not None]
 
 

@@ -33,6 +33,8 @@ class RegularExpressions:
                 instead="Compile it once, as a global variable or as below. Several patterns can be one: a|b|c.",
                 code=site.rewritten(*edits),
                 helper=helper,
+                short="Compile each pattern once",
+                is_certain=False,
             )
         ]
 

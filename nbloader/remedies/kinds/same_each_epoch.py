@@ -138,7 +138,7 @@ def _of_part(site: Site, part: _Part) -> Proposal | None:
     lines = site.source.splitlines(keepends=True)
     first, last = part.kept[0].lineno - 1, part.kept[-1].end_lineno or part.kept[-1].lineno
     code = "".join([*lines[:first], " " * part.kept[0].col_offset + call + "\n", *lines[last:]])
-    return Proposal(WHY, INSTEAD, code, _function(site, list(names), text), saves="later")
+    return _proposal(site, code, list(names), text)
 
 
 def _of_value(site: Site, value: ast.expr) -> Proposal | None:
@@ -150,7 +150,13 @@ def _of_value(site: Site, value: ast.expr) -> Proposal | None:
     code = site.rewritten(Edit(value, f"{_name(site)}({', '.join(names.values())})"))
     text = site.rewritten(*given.edits, part=(value, value))
     text = f"return {text}" if "\n" not in text else f"return {ast.unparse(given.nodes[0])}"
-    return Proposal(WHY, INSTEAD, code, _function(site, list(names), text), saves="later")
+    return _proposal(site, code, list(names), text)
+
+
+def _proposal(site: Site, code: str, names: Sequence[str], text: str) -> Proposal:
+    short = f"Keep the results of `{site.tree.name}` with nbloader.cached"
+    helper = _function(site, names, text)
+    return Proposal(WHY, INSTEAD, code, helper, saves="later", short=short, is_certain=False)
 
 
 def _name(site: Site) -> str:

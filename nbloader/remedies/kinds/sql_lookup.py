@@ -65,7 +65,18 @@ class SqlLookup:
             rows = f"rows_where({', '.join([database, *texts, site.text(given.elts[0])])})"
             first = fetched.func.attr == "fetchone"  # type: ignore[attr-defined]
             code = site.rewritten(Edit(fetched, f"next(iter({rows}), None)" if first else f"list({rows})"))
-            return [Proposal(why, index + TABLE, code, HELPER, must_help=True, shortens_waits=True)]
+            return [
+                Proposal(
+                    why,
+                    index + TABLE,
+                    code,
+                    HELPER,
+                    must_help=True,
+                    short="Read the table once per worker",
+                    is_certain=False,
+                    shortens_waits=True,
+                )
+            ]
         return []
 
 

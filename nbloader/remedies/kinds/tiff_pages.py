@@ -33,7 +33,8 @@ class TiffPages:
                 instead="Read only these pages: `key` is a page's number in the first series, which imread returns.",
                 code=_without_blank_lines(site.rewritten(*edits)),
                 must_be_equal=True,
-                short="Read single pages with tifffile.imread(..., key=...)" if site.calls("tifffile.imread") else "",
+                short="Read single pages with tifffile.imread(..., key=...)",
+                is_certain=bool(site.calls("tifffile.imread")),
                 shortens_waits=True,
             )
         ]

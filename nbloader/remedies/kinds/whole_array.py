@@ -30,7 +30,8 @@ class WholeArray:
                 instead="Map the file: only the pages that are needed are read. It must be a .npy file.",
                 code=site.rewritten(*edits),
                 helper=np.helper,
-                short='Map the file with np.load(..., mmap_mode="r")' if site.calls("numpy.load") else "",
+                short='Map the file with np.load(..., mmap_mode="r")',
+                is_certain=bool(site.calls("numpy.load")),
                 shortens_waits=True,
             )
         ]
