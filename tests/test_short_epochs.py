@@ -52,6 +52,7 @@ def test_the_line_is_named_if_there_are_too_few_batches_to_tell_a_cause(workers)
         def named():
             s = after_epoch(loader)
             assert "too few batches to tell why." in s.verdict
+            assert (LINE in s.verdict) == ("Try loader.remedies()." in s.verdict)
             return LINE in s.verdict and LINE in s.epoch_verdict.sentence
 
         wait_for(named)

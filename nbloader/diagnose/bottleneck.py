@@ -17,7 +17,7 @@ from nbloader._util.format import age, clean, duration, percent, plural
 from nbloader.diagnose.causes import UNKNOWN
 from nbloader.diagnose.common import in_common
 from nbloader.diagnose.parts import MIN_BATCHES, SMALL_WAIT
-from nbloader.diagnose.phrases import line_remedy, slowest_line
+from nbloader.diagnose.phrases import TRY, line_remedy, slowest_line
 from nbloader.diagnose.verdict import verdict
 from nbloader.metrics.ages import age_in
 from nbloader.metrics.evidence import Diagnosis
@@ -112,9 +112,8 @@ def _after_epoch(s: Snapshot, status: LoaderStatus, whole: Verdict, epoch: Evide
 
 
 def _line(e: Evidence) -> str:
-    """The slowest line and its remedy, as sentences that begin with a space; "" if no line is known."""
-    remedy = line_remedy(e)
-    return slowest_line(e) + (f" {remedy}." if remedy else "")
+    """The slowest line, and its remedy or the call that may find one, as sentences; "" if no line is known."""
+    return f"{slowest_line(e)} {line_remedy(e) or TRY.capitalize()}." if e.line is not None else ""
 
 
 def _stopped(s: Snapshot, status: LoaderStatus, stop: LoopStopped) -> str:

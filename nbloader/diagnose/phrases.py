@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 SMALLER = "Make batches smaller, with a smaller dtype (uint8 instead of float32) or fewer samples."
 """A remedy against large batches."""
+TRY = "try loader.remedies()"
 SOURCE = 80
 """Maximum length of a line of code, characters."""
 
@@ -114,6 +115,13 @@ def line_remedy(e: Evidence, *, waits: bool = False) -> str:
     return f"{own} ({clean(e.line.place, SOURCE)}), as loader.remedies() shows" if own else ""
 
 
+def cheaper_line(e: Evidence, unknown: str) -> str:
+    """What makes the slowest line cheaper, or the call that may find something; `unknown` if no line is known."""
+    if e.line is None:
+        return unknown
+    return line_remedy(e) or f"Make the slowest line cheaper ({clean(e.line.place, SOURCE)}): {TRY}"
+
+
 def with_line_remedy(e: Evidence, other: str, *, waits: bool = False) -> str:
     """Two remedies as sentences: that of the slowest line, if one is known, and another one, without its period.
 
@@ -130,8 +138,7 @@ def free_cores(e: Evidence, more: str = "") -> str:
         e: The evidence.
         more: What else helps, a clause that begins with a comma.
     """
-    cheaper = "" if e.line is None else f"Make the slowest line cheaper ({clean(e.line.place, SOURCE)})"
-    return _with_line(e, line_remedy(e) or cheaper, f"Free the cores that other programs use{more}")
+    return _with_line(e, cheaper_line(e, ""), f"Free the cores that other programs use{more}")
 
 
 def _with_line(e: Evidence, own: str, other: str) -> str:

@@ -8,6 +8,7 @@ from nbloader._util.format import number, plural
 from nbloader.diagnose.causes.base import Cause, Remedy, always
 from nbloader.diagnose.parts import Part
 from nbloader.diagnose.phrases import (
+    cheaper_line,
     cpu_share,
     is_one_round,
     line_remedy,
@@ -59,7 +60,7 @@ def _remedy(e: Evidence) -> Remedy:
 
 def _remedy_full(e: Evidence) -> Remedy:
     where = ", or add machines" if e.elsewhere else ""
-    return Remedy(f"{line_remedy(e) or 'Make transforms cheaper'}{where}.", more_workers=None if e.elsewhere else False)
+    return Remedy(f"{cheaper_line(e, 'Make transforms cheaper')}{where}.", more_workers=None if e.elsewhere else False)
 
 
 COMPUTE = Cause(
