@@ -165,7 +165,7 @@ def c(cause: Any, cured: Callable[[], Any]) -> str:
 @unit.task("Loader D")
 def d(cause: Any, cured: Callable[[], Any], sick: Callable[[], Any]) -> str:
     """A collate function with loops."""
-    _diagnosis(cause, {"collate"}, "the samples are made in no time. What happens to them then?")
+    _diagnosis(cause, {"collate"}, "the samples are made quickly. What happens to them then?")
     batches, records = _epoch(cured)
     expected, before = _epoch(sick)
     for made, right in zip(map(np.asarray, batches), map(np.asarray, expected), strict=False):
