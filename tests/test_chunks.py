@@ -311,7 +311,7 @@ def test_a_batch_of_chunks_is_pinned_once(who, monkeypatch):
             pinned.append(tensor.shape[0])
         return empty_like(tensor, **options)
 
-    monkeypatch.setattr(placement, "_available", lambda: "cuda")
+    monkeypatch.setattr(placement, "accelerator_type", lambda: "cuda")
     with DataLoader(Rows(32), 8, chunk_size=2, pin_memory=True, **who) as loader:
         monkeypatch.undo()
         monkeypatch.setattr(torch, "empty_like", pinned_like)

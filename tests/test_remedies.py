@@ -1019,7 +1019,36 @@ def test_large_floats_are_looked_for_on_other_lines_than_the_slow_one(side, foun
             break  # otherwise another program may have taken the core from the rewritten code
     assert [one.name for one in listed] == found, listed
     assert all(one.keeps_values and one.gain > 1.1 for one in listed), "it was tried"
+    assert all("# in the loop: batch[0] = batch[0].float() / 255.0" in one.code for one in listed)
     assert not short_advice(line, [tried.dataset]).remedy, "a verdict says only what is certain"
+
+
+class NamedParts(Normalized):
+    """The same in a dict."""
+
+    def __getitem__(self, index):
+        pixels = self.pixels[index].astype(np.float32) / 255.0
+        return {"image": torch.from_numpy(pixels), "index": index}
+
+
+@pytest.mark.parametrize("workers", [0, 10**6])
+def test_a_conversion_in_the_loop_fits_the_batch_and_is_no_gain_if_it_takes_longer_than_workers_save(workers):
+    data = NamedParts(256)
+    samples = Samples(data, torch.utils.data.default_collate, list(range(30)), False, 4, workers=workers)
+    hot = HotLines(lines=(line_of(NamedParts.__getitem__, 1),), samples=100)
+    told = (
+        "Convert to float in the loop, not in the workers (here:1): " if workers else "batch['image'].float() / 255.0"
+    )
+    for _attempt in range(10):
+        found = search(
+            hot, samples, lambda trial: [trial[n] for n in range(len(trial))], lambda *_args, **_options: None
+        )  # fmt: skip
+        if told in repr(found):
+            break  # otherwise another program may have taken the core from the rewritten code
+    if workers:
+        assert re.search(r"x, and the loop takes [\d.]+ \S+ more per sample", repr(found))
+    else:
+        assert "# in the loop: batch['image'] = batch['image'].float() / 255.0" in found[0].code
 
 
 class Tokenizer:

@@ -45,7 +45,7 @@ def check_device(device: Any, output: str = "torch") -> Any:
         return None
     if output == "numpy":
         raise ValueError(f"device={device!r} needs output='torch': NumPy arrays are in host memory")
-    available = _available() or "none"
+    available = accelerator_type() or "none"
     if available != chosen.type:
         raise RuntimeError(
             f"device={device!r} was requested, but torch {torch.__version__} sees no such accelerator here (it sees: "
@@ -75,7 +75,7 @@ def check_devices(device: Any, output: str) -> Devices:
     return Devices(None, [check_device(one, output) for one in device])
 
 
-def _available() -> str:
+def accelerator_type() -> str:
     """Return the type of this machine's accelerator, such as "cuda"; "" if there is none."""
     import torch
 
@@ -91,7 +91,7 @@ def check_pin(pin_memory: bool) -> bool:
     """Return whether to pin batches. Warns as torch does and returns False where there is no pinned memory."""
     if not pin_memory:
         return False
-    accelerator = _available()
+    accelerator = accelerator_type()
     if not accelerator:
         warn("pin_memory=True has no effect: no accelerator was found, so batches stay in pageable memory.")
     elif accelerator == "mps":

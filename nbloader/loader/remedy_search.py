@@ -115,6 +115,8 @@ class Samples(NamedTuple):
     batch_size: int = 1
     """Number of samples in a batch."""
     facts: Facts = NO_FACTS
+    workers: int = 0
+    """Number of workers if the loop computes on the CPU; 0 if it has an accelerator."""
 
 
 def as_it_is(item: Any) -> Any:
@@ -427,7 +429,10 @@ def _tried(found: _Found, samples: Samples, run: Run, shown: Bar, end: float) ->
             continue
         finally:
             shown.add(left)
-        results.append(_fitting(summed(line, name, proposal, measured), samples.facts.samples))
+        one = replace(summed(line, name, proposal, measured), workers=samples.workers)
+        if samples.collate_fn is None:  # the parts are those of a list of samples
+            one = replace(one, parts=tuple(dict.fromkeys(part.partition("]")[2] for part in one.parts)))
+        results.append(_fitting(one, samples.facts.samples))
         if proposal.saves == "later" and results[-1].helps:  # the others keep less of the work
             shown.add(sum(map(len, groups[1:])) * (len(proposals) - number - 1))
             break

@@ -54,6 +54,10 @@ class RemedyResult:
     """What the loop's rate would be; None if it was not predicted."""
     loop: float = 0.0
     """Time per sample that the loop takes for what workers no longer compute, seconds; on this CPU."""
+    workers: int = 0
+    """Number of workers, which share what they save, if the loop computes on the CPU; 0 if it has an accelerator."""
+    parts: tuple[str, ...] = ()
+    """The parts of a batch that the loop computes, such as `["image"]`; none if it was not tried."""
     locked: float = 0.0
     """Share of the workers' time in which they wait for the lock, if the remedy is about one."""
     pictures: Pictures | None = None
@@ -107,7 +111,7 @@ class RemedyResult:
             return not self.problem or not (p.loop or p.saves == "later" or p.must_help)
         if (p.saves == "later" or p.must_be_equal) and not self.difference.equal:
             return False  # it depends on random numbers
-        if p.loop and not self.keeps_values:
+        if p.loop and (self._slows_the_loop or not self.keeps_values):
             return False
         enough = self.gain >= (CLEAR_GAIN if p.saves == "later" else MIN_GAIN)
         enough &= self.before.seconds - self.after.seconds >= MIN_SAVED
@@ -120,6 +124,11 @@ class RemedyResult:
         Of short epochs, the prediction says little: a large gain of the samples counts more.
         """
         return self._speedup is None or self._speedup >= MIN_GAIN or self.gain >= CLEAR_GAIN
+
+    @property
+    def _slows_the_loop(self) -> bool:
+        """Whether the loop takes longer for a sample than all workers together save."""
+        return self.loop * self.workers > max(0.0, self.before.seconds - self.after.seconds)
 
     @property
     def raised(self) -> bool:
@@ -140,8 +149,10 @@ class RemedyResult:
     @property
     def code(self) -> str:
         """The code to paste: what goes before the class or function, the function, and what the loop computes."""
-        loop = f"# in the loop: batch = {self.proposal.loop}" if self.proposal.loop else ""
-        return "\n\n".join(part.strip("\n") for part in (self.proposal.helper, self.proposal.code, loop) if part)
+        p = self.proposal
+        computed = [f"batch{part}" for part in self.parts] or ["pixels"]
+        loop = [f"# in the loop: {one} = {p.loop.replace('batch', one, 1)}" for one in computed if p.loop]
+        return "\n\n".join(part.strip("\n") for part in (p.helper, p.code, "\n".join(loop)) if part)
 
     def __str__(self) -> str:
         """The remedy with its measurement and the code."""
@@ -193,6 +204,8 @@ class RemedyResult:
         if self.problem:
             return f"not tried: {clean(' '.join(self.problem.split()), _SOURCE)}"
         loop = "" if self._speeds_up_the_loop or self.prediction is None else f", loop {self.prediction.gain()}"
+        if self._slows_the_loop:
+            loop += f", and the loop takes {duration(self.loop)} more per sample"
         return factor(self.gain, ".2f") + loop + ("" if self.keeps_values else ", other values")
 
     def _times(self) -> str:
@@ -339,7 +352,7 @@ def summed(line: HotLine, name: str, proposal: Proposal, measured: Sequence[Meas
     drawn = [one.pictures for one in measured if one.pictures is not None]
     return RemedyResult(
         line, name, proposal, samples, before, after, apart, loop=sum(one.loop for one in measured) / samples,
-        pictures=max(drawn, key=lambda pictures: pictures.mean, default=None),
+        parts=measured[0].parts, pictures=max(drawn, key=lambda pictures: pictures.mean, default=None),
         cached=max((one.kept for one in measured), key=lambda kept: kept.samples, default=NOTHING_KEPT),
     )  # fmt: skip
 

@@ -83,6 +83,8 @@ class Measured(NamedTuple):
     """The picture that differs most; None if no picture differs."""
     kept: Kept = NOTHING_KEPT
     """What the cache keeps since the trial began, if the rewritten code has one."""
+    parts: tuple[str, ...] = ()
+    """The parts of the batch that the loop computes, such as `["image"]`; `""` is the whole batch."""
 
 
 def _is_far_slower(measured: Sequence[Measured]) -> bool:
@@ -129,6 +131,8 @@ class Trial:
     """By position: what the present code has produced, if the rewritten code changes the process for good."""
     _cache: CacheGauge | None = field(default=None, init=False, repr=False)
     """The contents of the cache of samples before the trial."""
+    _parts: dict[str, None] = field(default_factory=dict, init=False, repr=False)
+    """See `Measured`."""
     _made: dict[int, int] = field(default_factory=dict, init=False, repr=False)
     """Number of samples in each group that the rewritten code has produced, by identity: a group may serve twice."""
 
@@ -176,7 +180,9 @@ class Trial:
             return Measured(len(indices), Cost(0, 0), Cost(0, 0), Difference(), str(error))
         apart = difference(usual.batch, batch)
         pictures = None if apart.equal or apart.problem else pictures_of(usual.batch, batch)
-        return Measured(len(indices), usual.cost, made.cost, apart, "", loop, pictures, self._kept())
+        return Measured(
+            len(indices), usual.cost, made.cost, apart, "", loop, pictures, self._kept(), tuple(self._parts)
+        )
 
     def _kept(self) -> Kept:
         """Return what the cache keeps since the trial began."""
@@ -210,20 +216,22 @@ class Trial:
         except Exception as error:
             raise CannotTryError(f"{RAISES}{type(error).__name__}: {error}") from error
 
-    def _in_loop(self, made: Any, usual: Any) -> Any:
+    def _in_loop(self, made: Any, usual: Any, part: str = "") -> Any:
         """Compute what the loop computes instead of the workers, of each value whose type has changed."""
         if not self.proposal.loop:
             return made
         dtype, wanted = getattr(made, "dtype", None), getattr(usual, "dtype", None)
         if dtype is not None and dtype != wanted:
+            self._parts[part] = None
             try:
                 return eval(self.proposal.loop, {**_globals(self._new), "dataset": self.roots[0], "batch": made})  # noqa: S307 - of a remedy
             except Exception as error:
                 raise CannotTryError(f"{RAISES}in the loop {type(error).__name__}: {error}") from error
         if isinstance(made, dict):
-            return {key: self._in_loop(value, usual[key]) for key, value in made.items()}
+            return {key: self._in_loop(value, usual[key], f"{part}[{key!r}]") for key, value in made.items()}
         if isinstance(made, (list, tuple)):
-            values = [self._in_loop(*pair) for pair in zip(made, usual, strict=True)]
+            pairs = zip(made, usual, strict=True)
+            values = [self._in_loop(*pair, f"{part}[{number}]") for number, pair in enumerate(pairs)]
             return type(made)(*values) if hasattr(made, "_fields") else type(made)(values)
         return made
 

@@ -860,7 +860,7 @@ class CustomBatch:
 
 @pytest.mark.parametrize("how_many", [0, 2])
 def test_custom_types_are_pinned_by_their_pin_memory_method(how_many, monkeypatch):
-    monkeypatch.setattr(placement, "_available", lambda: "cuda")
+    monkeypatch.setattr(placement, "accelerator_type", lambda: "cuda")
     dataset = [torch.ones(2)] * 4
     with DataLoader(dataset, 2, collate_fn=CustomBatch, pin_memory=True, num_workers=how_many) as loader:
         monkeypatch.undo()
