@@ -2871,3 +2871,36 @@ def test_a_list_is_not_converted_to_floats_that_become_integers(tmp_path, result
         tmp_path, f"import torch\ndef f(values, out=None):\n    x = torch.tensor(values)\n    {result}\n"
     )
     assert any("float32" in one.code for one in proposals("array-to-tensor", function)) == are_floats
+
+
+@pytest.mark.parametrize(
+    ("values", "best"),
+    [
+        (
+            "torch.tensor(floats), torch.tensor(lengths)",
+            "np.asarray(floats, np.float32)), torch.as_tensor(np.asarray(lengths))",
+        ),
+        (
+            "torch.tensor(lengths), torch.tensor(floats)",
+            "np.asarray(lengths)), torch.as_tensor(np.asarray(floats, np.float32))",
+        ),
+        (
+            "torch.tensor(floats), torch.tensor(floats)",
+            "np.asarray(floats, np.float32)), torch.as_tensor(np.asarray(floats, np.",
+        ),
+        (
+            "torch.tensor(lengths, dtype=torch.float32), torch.tensor(lengths)",
+            "np.asarray(lengths), dtype=torch.float32), ",
+        ),
+    ],
+)
+def test_each_of_several_tensors_keeps_its_own_type(values, best, tmp_path):
+    source = f"import numpy as np, torch\ndef f(floats, lengths):\n    return {values}\n"
+    function = defined(tmp_path, source)
+    arguments = [[0.1 * n for n in range(99)] for _ in range(99)], [2**24 + 1, *range(98)]
+    expected = function(*arguments)
+    equal = [
+        one for one in proposals("array-to-tensor", function)
+        if difference(expected, rewritten(function, one)(*arguments)).equal and "asarray" in one.code
+    ]  # fmt: skip
+    assert [best in one.code for one in equal] == [True]

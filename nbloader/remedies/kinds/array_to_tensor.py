@@ -24,23 +24,40 @@ class ArrayToTensor:
         if not calls:
             return []
         np = site.module("numpy", "np")
-        proposals = []
-        list_of_floats = f"{np.name}.asarray({{0}}, {np.name}.float32)"
-        for instead, first in (
-            ("Use torch.as_tensor, which shares the memory of an array.", "{0}"),
-            ("Let NumPy convert the list.", list_of_floats),
-            ("Let NumPy convert the list.", f"{np.name}.asarray({{0}})"),
-        ):
-            if first == list_of_floats and any(map(_converts, site.body)):
-                continue  # the samples do not show whether the list has integers, which may be too large for a float32
-            edits = []
-            for call in calls:
-                value, *rest = [site.text(part) for part in (*call.args, *call.keywords)]
-                tensor = site.text(call.func).removesuffix("tensor") + "as_tensor"
-                edits.append(Edit(call, f"{tensor}({', '.join([first.format(value), *rest])})"))
-            helper = np.helper if "asarray" in first else ""
-            proposals.append(Proposal(WHY, instead, site.rewritten(*edits), helper, short=SHORT))
+        shared = _proposal(
+            site, "Use torch.as_tensor, which shares the memory of an array.", dict.fromkeys(calls, "{}")
+        )
+        proposals = [shared]
+        for floats in _lists_of_floats(site, calls):
+            instead = "Let NumPy convert the list." if len(calls) == 1 else "Let NumPy convert the lists."
+            arrays = {
+                call: f"{np.name}.asarray({{}}, {np.name}.float32)" if call in floats else f"{np.name}.asarray({{}})"
+                for call in calls
+            }
+            proposals.append(_proposal(site, instead, arrays)._replace(helper=np.helper))
         return proposals
+
+
+def _proposal(site: Site, instead: str, arrays: dict[ast.Call, str]) -> Proposal:
+    """Propose to make the tensors of arrays, each of which is an expression of what it is made of."""
+    edits = []
+    for call, array in arrays.items():
+        value, *rest = [site.text(part) for part in (*call.args, *call.keywords)]
+        tensor = site.text(call.func).removesuffix("tensor") + "as_tensor"
+        edits.append(Edit(call, f"{tensor}({', '.join([array.format(value), *rest])})"))
+    return Proposal(WHY, instead, site.rewritten(*edits), short=SHORT)
+
+
+def _lists_of_floats(site: Site, calls: list[ast.Call]) -> list[list[ast.Call]]:
+    """Return which calls may convert lists of floats without a type: all, each one alone, or none.
+
+    Of lists of integers, NumPy finds the type itself. Of floats, it would make float64, and torch.tensor float32.
+    """
+    if any(map(_converts, site.body)):
+        return [[]]  # the samples do not show whether a list has integers, which may be too large for a float32
+    untyped = [call for call in calls if not any(keyword.arg == "dtype" for keyword in call.keywords)]
+    each = [[call] for call in untyped] if len(untyped) > 1 else []
+    return [untyped, *each, []] if untyped else [[]]
 
 
 def _converts(node: ast.AST) -> bool:
