@@ -727,7 +727,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         Args:
             epoch: Number of the epoch, as in `BatchRecord.epoch`; or the record of a batch.
             batch: Number of the batch, as in `BatchRecord.index`. A batch that is not delivered yet is allowed, except
-                with custom samplers. Groups of batches (`batches_per_step`) are counted as single batches.
+                with custom samplers. With a list of devices, each batch of a step counts.
 
         Returns:
             The batch. It is produced when `.batch` or `.sample()` is first used.
