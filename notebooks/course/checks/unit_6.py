@@ -49,6 +49,10 @@ def words() -> None:
         print(f"{word:16} {meaning}")
 
 
+def _times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"
+
+
 def _diagnosis(answer: Any, right: Collection[str], hint: str) -> None:
     if answer not in WORDS:
         raise Hint(f"the cause is one of the words {', '.join(WORDS)}. {answer!r} is none of them.")
@@ -159,7 +163,7 @@ def c(cause: Any, cured: Callable[[], Any]) -> str:
         raise Hint("make_table was not called at all. Keep it: imagine that it reads a file.")
     if calls > 8:
         raise Hint(f"make_table was called {calls} times for 96 samples, and its result is the same each time.")
-    return f"make_table was called {calls} times instead of once for each sample."
+    return f"make_table was called {_times(calls)}, and no longer for each sample."
 
 
 @unit.task("Loader D")
@@ -291,7 +295,7 @@ def i(cause: Any, cured: Callable[[], Any], folder: Path) -> str:
             f"the index was read {read} times in three epochs. By default each epoch begins with the dataset as it is "
             "in the notebook, where the index is None. Which argument lets workers keep theirs?"
         )
-    return f"The index was read {read} times in three epochs."
+    return f"The index was read {_times(read)} in three epochs."
 
 
 @unit.task("Loader J")
@@ -307,7 +311,7 @@ def j(cause: Any, train: Callable[..., Any]) -> str:
         raise Hint(f"the last plot shows {drawn[-1] if drawn else 0} of 120 losses: draw once more at the end.")
     if len(drawn) > 12:
         raise Hint(f"the plot was drawn {len(drawn)} times for 120 batches. Nobody looks at all of them.")
-    return f"The plot was drawn {len(drawn)} times. No change of the loader could have helped."
+    return f"The plot was drawn {_times(len(drawn))}. No change of the loader could have helped."
 
 
 @unit.task("Proof")
