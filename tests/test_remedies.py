@@ -2904,3 +2904,40 @@ def test_each_of_several_tensors_keeps_its_own_type(values, best, tmp_path):
         if difference(expected, rewritten(function, one)(*arguments)).equal and "asarray" in one.code
     ]  # fmt: skip
     assert [best in one.code for one in equal] == [True]
+
+
+SCENES = """\
+    import numpy as np
+    class f:
+        rows = np.arange(50)
+        def __len__(self):
+            return 50
+        def load(self, i):
+            return np.sqrt(np.ones((2000, 500), np.float32)), self.rows[i : i + 9]
+        def __getitem__(self, i):
+            {body}
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("x, y = self.load(i)\n            x = x[i : i + 9, :9]\n            return x * 2, y", 1),
+        ("x, y = self.load(i)\n            return x[i : i + 9, :9], x.shape[:1]", 1),
+        ("x, y = self.load(i)\n            return x[:9, :9], y[i : i + 9]", 0),
+        ("x, y = self.load(i)\n            return x[i : i + 9, :9], y", 1),
+        ("x, y = self.load(i)\n            return x[i:]", 0),
+        ("x, y = self.load(i)\n            return x.mean() + x[i : i + 9]", 0),
+    ],
+)
+def test_a_part_of_a_large_result_is_named_with_the_sizes(body, found, tmp_path):
+    data = defined(tmp_path, SCENES.format(body=body))()
+    samples = Samples(data, None, (), iterable=False)
+    usual = sys.getprofile()
+    _indices, facts = Scout(samples, None, 3)[0]
+    assert sys.getprofile() is usual
+    hot = HotLines(lines=(line_of(type(data).load, 1),), samples=100)
+    told = repr(search(hot, samples._replace(facts=facts), None, None))
+    size = "`load` returns 4.00 MB, and `__getitem__` takes a part of it: a sample has "
+    assert told.count(size) == found, told
+    assert told.count("Not tried: it changes two functions.") == found

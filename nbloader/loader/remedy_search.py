@@ -27,6 +27,7 @@ from nbloader.remedies.kinds import REMEDIES
 from nbloader.remedies.pictures import size_of
 from nbloader.remedies.remedy import Proposal
 from nbloader.remedies.results import Remedies, RemedyResult, best_of, summed
+from nbloader.remedies.returned import measure_returned
 from nbloader.remedies.site import NO_FACTS, Facts, Site, locate, replaceable
 from nbloader.remedies.threads import blas_threads, opencv_threads
 from nbloader.remedies.trial import Kept, Measured, Trial, overwrites
@@ -202,7 +203,8 @@ class Scout:
         except TypeError:
             samples = 0
         try:
-            sample = Produce(self.samples._replace(collate_fn=None))(indices[:1])[0]
+            with measure_returned() as returned:
+                sample = Produce(self.samples._replace(collate_fn=None))(indices[:1])[0]
         except Exception:  # noqa: BLE001 - the sample is broken, which its epoch has said
             return indices, Facts(samples=samples)
         parts = _parts(sample)
@@ -210,7 +212,9 @@ class Scout:
         picture = max(pictures, key=lambda size: size[0] * size[1], default=None)
         arrays = [array for part in parts if (array := array_of(part)) is not None]
         floats = sum(array.nbytes for array in arrays if array.dtype.kind == "f")
-        return indices, Facts(picture, samples, sum(array.nbytes for array in arrays), floats)
+        nbytes = sum(array.nbytes for array in arrays)
+        large = tuple(one for one in returned.values() if sum(one.nbytes) > nbytes)
+        return indices, Facts(picture, samples, nbytes, floats, returned=large)
 
 
 class _Found(NamedTuple):

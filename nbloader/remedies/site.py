@@ -24,6 +24,7 @@ from nbloader._util.attributes import attributes_of
 from nbloader.cache.cached_function import CachedFunction
 from nbloader.events.stack_samples import CodeLine
 from nbloader.metrics.hot_lines import HotLine
+from nbloader.remedies.returned import Returned
 from nbloader.workers.reachable import reachable
 
 _LruCache: Any = type(functools.lru_cache(len))
@@ -51,6 +52,8 @@ class Facts(NamedTuple):
     """Number of threads of linear algebra in a worker that has produced a sample; None if it is not known."""
     opencv_threads: int | None = None
     """The same for OpenCV."""
+    returned: tuple[Returned, ...] = ()
+    """What functions of the user have returned."""
 
 
 NO_FACTS = Facts()
