@@ -917,7 +917,7 @@ def test_repr_is_one_line():
 
 
 def test_text_is_complete_aligned_and_fits_a_terminal():
-    text = str(full_snapshot(text="killed by SIGKILL"))
+    text = str(full_snapshot(text="was killed by SIGKILL (often because memory ran out)"))
     lines = text.splitlines()
     assert lines[0].startswith("Look at batch 50, or limit waits with timeout= and on_timeout='restart'. One")
     assert "One batch stalled the loop: the loop waited for 85% of the last 5.0 s, 70% of that" in " ".join(lines)
@@ -928,7 +928,8 @@ def test_text_is_complete_aligned_and_fits_a_terminal():
     stage_rows = [line for line in lines if line.split(" ")[0] in STAGES]
     assert [row.split()[0] for row in stage_rows] == [s for s in STAGES if s not in OPTIONAL_STAGES]
     assert len({len(row) for row in stage_rows}) == 1, "columns are aligned"
-    assert "worker 1: the previous process killed by SIGKILL" in lines
+    reason = lines.index("worker 1: the previous process was killed by SIGKILL (often because memory ran")
+    assert lines[reason + 1] == "  out)"
     assert "97%" in text
     assert "212 MB" in text
 

@@ -61,9 +61,11 @@ def to_text(s: Snapshot) -> str:
     if s.workers and not any(w.pid or w.exit_reason for w in s.workers):
         blocks.append(_no_workers(s))
     elif s.workers:
-        notes = [note for w in s.workers for note in _notes(w)]
+        notes = [
+            line for w in s.workers for note in _notes(w) for line in textwrap.wrap(note, WIDTH, subsequent_indent="  ")
+        ]
         grid = text_table([WORKER_COLUMNS, *(_worker_row(w, s) for w in s.workers)], left=(2,))
-        blocks.append("\n".join([WORKERS, grid, *(textwrap.shorten(note, WIDTH, placeholder="...") for note in notes)]))
+        blocks.append("\n".join([WORKERS, grid, *notes]))
     if s.slowest:
         rows = [[clean(x.index, 30), duration(x.seconds), str(x.batch), str(x.epoch), _who(x)] for x in s.slowest]
         grid = text_table([SAMPLE_COLUMNS, *rows], left=(0,))
