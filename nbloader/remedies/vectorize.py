@@ -133,9 +133,15 @@ def _length(values: ast.expr) -> str:
 
 def _statement(stmt: ast.stmt, inner: _Elementwise, np: str, axes: int) -> list[str]:
     if isinstance(stmt, ast.If):
+        (first, *more) = stmt.body
+        if isinstance(first, ast.Continue) and not stmt.orelse:
+            return [inner.skip(stmt.test)]
+        if isinstance(first, ast.AugAssign) and isinstance(first.op, (ast.Add, ast.Sub)) and not (more or stmt.orelse):
+            value = ast.IfExp(stmt.test, first.value, ast.Constant(0))
+            return [_sum(ast.AugAssign(first.target, first.op, value), inner, np, axes)]
         return [_condition(stmt, inner, np, axes)]
     if isinstance(stmt, ast.Assign) and len(stmt.targets) == 1:
-        return [_assignment(stmt.targets[0], stmt.value, inner, np)]
+        return [_fold(stmt, inner, np, axes) or _assignment(stmt.targets[0], stmt.value, inner, np)]
     if isinstance(stmt, ast.AugAssign):
         return [_sum(stmt, inner, np, axes)]
     called = stmt.value if isinstance(stmt, ast.Expr) else None
@@ -174,17 +180,35 @@ def _sum(stmt: ast.AugAssign, inner: _Elementwise, np: str, axes: int) -> str:
         if inner.is_unique(found, axes):
             return f"{ast.unparse(found)} {operator}= {inner.text(stmt.value)}"
         function = {"+": "add", "-": "subtract"}.get(operator)
-        if function:  # a place may occur several times
-            base, place = found.value, found.slice
-            where = ast.unparse(place)
-            if not inner.has_all_axes(target.slice, axes):
-                places = place.elts if isinstance(place, ast.Tuple) else [place]
-                parts = ", ".join(map(ast.unparse, places))
-                where = f"tuple({np}.broadcast_arrays({parts}, {inner.all})[:{len(places)}])"
-            return f"{np}.{function}.at({ast.unparse(base)}, {where}, {inner.text(stmt.value)})"
+        if function:
+            return _at(function, target, stmt.value, inner, np, axes)
     if isinstance(target, ast.Name) and isinstance(stmt.op, ast.Add) and target.id not in inner.arrays:
         return f"{target.id} += {inner.whole(stmt.value)}.sum(){inner.item}"
     raise CannotVectorizeError
+
+
+def _fold(stmt: ast.Assign, inner: _Elementwise, np: str, axes: int) -> str:
+    """Return what `out[i] = min(out[i], value)` does; "" for another assignment."""
+    (target,), value = stmt.targets, stmt.value
+    if not isinstance(target, ast.Subscript) or not isinstance(value, ast.Call) or len(value.args) != 2:  # noqa: PLR2004
+        return ""
+    function = {"min": "minimum", "max": "maximum"}.get(ast.unparse(value.func))
+    others = [one for one in value.args if ast.unparse(one) != ast.unparse(target)]
+    if not function or len(others) != 1 or value.keywords or inner.is_unique(inner.target(target), axes):
+        return ""
+    return _at(function, target, others[0], inner, np, axes)
+
+
+def _at(function: str, target: ast.Subscript, value: ast.expr, inner: _Elementwise, np: str, axes: int) -> str:
+    """Return what an operator does step by step, also if a place in what it changes occurs several times."""
+    found = inner.target(target)
+    base, place = found.value, found.slice
+    where = ast.unparse(place)
+    if not inner.has_all_axes(target.slice, axes):
+        places = place.elts if isinstance(place, ast.Tuple) else [place]
+        parts = ", ".join(map(ast.unparse, places))
+        where = f"tuple({np}.broadcast_arrays({parts}, {inner.all})[:{len(places)}])"
+    return f"{np}.{function}.at({ast.unparse(base)}, {where}, {inner.text(value)})"
 
 
 def _condition(stmt: ast.If, inner: _Elementwise, np: str, axes: int) -> str:
@@ -243,6 +267,7 @@ class _Elementwise(ast.NodeTransformer):
         self._ranges = {one.name: one for one in ranges}
         self.all = ", ".join(one.name for one in ranges)
         """The variables of the loops."""
+        self._is_flat = False
         self.item = ""
         """See `vectorized_loop`."""
 
@@ -250,6 +275,13 @@ class _Elementwise(ast.NodeTransformer):
         """A name is assigned an array of values."""
         self.arrays.add(name)
         self._ranges.pop(name, None)
+
+    def skip(self, test: ast.expr) -> str:
+        """Return what `if test: continue` does: the arrays have only the other steps from here on, as one axis."""
+        names = ", ".join([self.all, *sorted(self.arrays - set(self.all.split(", ")))])
+        kept = f"{self._np}.logical_not({self.whole(test)})"
+        self._is_flat = True
+        return f"[{names}] = [one[{kept}] for one in {self._np}.broadcast_arrays({names})]"
 
     def text(self, node: ast.expr) -> str:
         """Return the expression of arrays."""
@@ -280,7 +312,7 @@ class _Elementwise(ast.NodeTransformer):
         """Whether the place of each step is in an array with the axes of all loops."""
         read = {one.id for one in ast.walk(place) if isinstance(one, ast.Name)}
         found = {one.axis for name, one in self._ranges.items() if name in read}
-        return axes == 1 or None in found or found >= set(range(axes))
+        return axes == 1 or self._is_flat or None in found or found >= set(range(axes))
 
     def _counter(self, node: ast.AST) -> Range | None:
         """Return the range of a variable whose values are places, each once; None if a node is no such variable."""

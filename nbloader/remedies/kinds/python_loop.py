@@ -44,10 +44,11 @@ class PythonLoop:
             codes = [site.rewritten(Edit(loop, text)) for text in dict.fromkeys(texts)]
             instead = INSTEAD + _warning(loop)
             nested = isinstance(loop.body[0], ast.For)  # of one loop, the code alone does not tell whether it is long
-            return [
+            written = [
                 Proposal(WHY, instead, code, np.helper, must_help=True, short=SHORT, is_certain=nested)
                 for code in codes
             ]
+            return [*written, *_in_words(site, len(loops))]
         found = _comprehensions(site, np.name)
         if found:
             return [
@@ -62,16 +63,21 @@ class PythonLoop:
                 )
                 for edit in found
             ]
-        computes = any(isinstance(node, ast.BinOp) for node in site.nodes)
-        if len(loops) >= NESTED and computes and not any(_takes_time(site, node) for node in site.nodes):
-            share = percent(site.line.share)
-            why = f"This line takes {share} of the workers' time: {len(loops)} loops run it for one number at a time."
-            instead = (
-                "Write it with NumPy for whole arrays, or compile the loops with numba.njit. nbloader has found no "
-                "such code for it."
-            )
-            return [Proposal(why, instead, untried="no faster code was found")]
+        return _in_words(site, len(loops))
+
+
+def _in_words(site: Site, loops: int) -> list[Proposal]:
+    """Return what to say if no code is known, or if it raises: why the line is slow, if its loops are."""
+    computes = any(isinstance(node, ast.BinOp) for node in site.nodes)
+    if loops < NESTED or not computes or any(_takes_time(site, node) for node in site.nodes):
         return []
+    share = percent(site.line.share)
+    why = f"This line takes {share} of the workers' time: {loops} loops run it for one number at a time."
+    instead = (
+        "Write it with NumPy for whole arrays, or compile the loops with numba.njit. nbloader has found no such code "
+        "for it."
+    )
+    return [Proposal(why, instead, untried="no faster code was found")]
 
 
 def _takes_time(site: Site, node: ast.AST) -> bool:
