@@ -2457,7 +2457,12 @@ def test_the_share_of_libraries_is_named_if_nothing_helps():
     own, inner = CodeLine(line.file, line.function, line.line), CodeLine(np.__file__, "sort", 3)
     stacks = (StackCount((own, inner), 30.0, 5.0), StackCount((own,), 10.0, 0.0), StackCount((inner,), 99.0, 0.0))
     found = search(HotLines(lines=(line,), samples=100, stacks=stacks), Samples(Quick(), None, (), False), None, None)
-    assert "faster, and at least 75% of its CPU time is spent inside libraries. What remains:" in repr(found)
+    assert "faster, and at least 75% of its CPU time is spent inside numpy. What remains:" in repr(found)
+    other = StackCount((own, CodeLine(pd.__file__, "sort", 3)), 30.0, 0.0)
+    mixed = search(
+        HotLines(lines=(line,), samples=100, stacks=(*stacks, other)), Samples(Quick(), None, (), False), None, None
+    )
+    assert "at least 86% of its CPU time is spent inside libraries." in repr(mixed)
     assert "Tried" not in repr(found)
     assert "at least 75% of its CPU time" in found._repr_html_()
     loop = "Your loop is the bottleneck."

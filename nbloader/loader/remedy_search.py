@@ -6,8 +6,10 @@ import contextlib
 import itertools
 import logging
 import random
+import sys
 import time
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
@@ -16,6 +18,7 @@ from nbloader._platform import available_memory
 from nbloader._util.code_places import is_library, place_of, source_line
 from nbloader._util.format import clean, megabytes
 from nbloader.cache.sample_cache import MEMORY_SHARE
+from nbloader.diagnose.parts import MAJORITY
 from nbloader.diagnose.what_if import Prediction
 from nbloader.diagnose.without_line import LineTime
 from nbloader.errors import NbloaderError
@@ -382,9 +385,12 @@ def _nothing_helps(slowest: HotLine, sites: Sequence[Site], hot: HotLines, remai
         return f"{found}: a cache keeps what it computes. {what_remains}"
     if any(_calls_kept(site) for site in sites if site.line is slowest):
         return f"{found}: it takes copies from a cache. What remains: cache smaller results."
-    library = _in_libraries(slowest, hot)
-    if library >= NOTABLE:
-        found += f", and at least {library:.0%} of its CPU time is spent inside libraries"
+    shares = _in_libraries(slowest, hot)
+    most = max(shares, key=shares.__getitem__, default="")
+    if sum(shares.values()) >= NOTABLE:
+        inside = most if shares[most] >= MAJORITY else ""
+        share = shares[inside] if inside else sum(shares.values())
+        found += f", and at least {share:.0%} of its CPU time is spent inside {inside or 'libraries'}"
     return f"{found}. {what_remains}"
 
 
@@ -393,11 +399,21 @@ def _calls_kept(site: Site) -> bool:
     return any(site.calls_kept(node) for node in site.nodes)
 
 
-def _in_libraries(line: HotLine, hot: HotLines) -> float:
-    """Return the share of a line's CPU time in Python code of libraries that it calls; they may call more in C."""
+def _in_libraries(line: HotLine, hot: HotLines) -> dict[str, float]:
+    """Return the shares of a line's CPU time in packages whose Python code it calls; they may call more in C."""
     own = [count for count in hot.stacks if _is_at(blamed_line(count.stack, is_library), line)]
     deeper = [count for count in own if not _is_at(count.stack[-1], line)]
-    return sum(count.computing for count in deeper) / (sum(count.computing for count in own) or 1.0)
+    whole = sum(count.computing for count in own) or 1.0
+    shares: dict[str, float] = defaultdict(float)
+    for count in deeper:
+        shares[_package(count.stack[-1].file)] += count.computing / whole
+    return shares
+
+
+def _package(file: str) -> str:
+    """Return the name of the package that a file belongs to; "" if it is not imported here."""
+    modules = list(sys.modules.items())
+    return next((name for name, module in modules if getattr(module, "__file__", None) == file), "").partition(".")[0]
 
 
 def _is_at(code: CodeLine, line: HotLine) -> bool:
