@@ -42,6 +42,7 @@ from nbloader.remedies.difference import difference
 from nbloader.remedies.kinds import REMEDIES
 from nbloader.remedies.pictures import pictures_of, size_of
 from nbloader.remedies.results import Remedies, RemedyResult
+from nbloader.remedies.returned import measure_returned
 from nbloader.remedies.site import UNKNOWN, Edit, Facts, locate, site_of
 from nbloader.remedies.threads import VARIABLES, blas_threads
 from nbloader.remedies.trial import CannotTryError, Cost, Kept, code_of
@@ -2982,3 +2983,14 @@ def test_a_part_of_a_large_result_is_named_with_the_sizes(body, found, tmp_path)
     size = "`load` returns 4.00 MB, and `__getitem__` takes a part of it: a sample has "
     assert told.count(size) == found, told
     assert told.count("Not tried: it changes two functions.") == found
+
+
+def test_only_arrays_in_memory_have_a_size(tmp_path):
+    np.save(tmp_path / "x.npy", np.zeros(99))
+    source = (
+        "import numpy as np, torch\ndef f(p):\n    return np.load(p, mmap_mode='r'), np.zeros(9), torch.zeros(9), 'x'"
+    )
+    function = defined(tmp_path, source)
+    with measure_returned() as returned:
+        function(tmp_path / "x.npy")
+    assert [one.nbytes for one in returned.values() if one.file == function.__code__.co_filename] == [(0, 72, 36, 0)]

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from nbloader._util.code_places import is_library
 
 
@@ -48,5 +50,7 @@ def _parts(value: Any) -> tuple[Any, ...]:
 
 
 def _nbytes(value: Any) -> int:
-    nbytes = value.nbytes if hasattr(type(value), "nbytes") else 0
-    return nbytes if isinstance(nbytes, int) else 0
+    """Return the size of an array or a tensor; 0 for a mapped file or a dataset of HDF5, which is not in memory."""
+    if type(value) is np.ndarray:
+        return value.nbytes
+    return int(value.numel() * value.element_size()) if hasattr(type(value), "element_size") else 0
