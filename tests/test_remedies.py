@@ -2294,8 +2294,9 @@ def test_a_remedy_is_tried_on_the_samples_and_nothing_is_changed(archive):
     code = Archive.__getitem__.__code__
     with nbloader.DataLoader(archive, batch_size=8, num_workers=1) as loader:
         found = profiled(loader).remedies(samples=10)
-        only = found[0]
-        assert only.name == "read-each-time"
+        by_name = {one.name: one for one in found}
+        only, cache = by_name["read-each-time"], by_name["same-each-epoch"]
+        assert len(found) == 2
         assert only.gain > 2
         assert only.difference.equal
         assert only.samples >= 10
@@ -2303,12 +2304,11 @@ def test_a_remedy_is_tried_on_the_samples_and_nothing_is_changed(archive):
         text, html = str(found), found._repr_html_()
         for part in ("Tried on", "The samples are equal", "kept_load", only.line.place):
             assert part in text
-        assert [one.name for one in found] == ["read-each-time", "same-each-epoch"], "a cache comes last"
-        assert found[1].gain > 2
-        assert found[1].difference.equal
+        assert cache.gain > 2
+        assert cache.difference.equal
         assert "from the second epoch on" in text
-        assert found[1].kept_in_all == 200 * found[1].kept
-        assert 16_000 < found[1].kept < 30_000, "2000 numbers of 8 bytes"
+        assert cache.kept_in_all == 200 * cache.kept
+        assert 16_000 < cache.kept < 30_000, "2000 numbers of 8 bytes"
         assert "The cache takes" in text
         for part in ("<table>", "kept_load", f"{only.gain:.1f}x"):
             assert part in html
@@ -2843,7 +2843,7 @@ def test_a_search_beside_a_running_epoch_changes_nothing(archive):
         searching.join()
     for batches, same in zip(expected, [first, *later], strict=True):
         assert all(torch.equal(*pair) for pair in zip(batches, same, strict=True))
-    assert [one[0].name for one in found] == ["read-each-time"] * 2
+    assert ["read-each-time" in {one.name for one in tried} for tried in found] == [True, True]
     assert steps == [(name, number, len(steps)) for number, (name, _n, _m) in enumerate(steps)]
     assert steps[0][0] == "read-each-time"
 
