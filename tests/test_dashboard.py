@@ -544,7 +544,7 @@ def test_remedies_are_searched_after_a_click_while_the_loop_runs(loader: FakeLoa
     assert first["pictures"] == 3
     assert (second["cells"], second["said"], second["pictures"]) == ([], "Not tried: needs orjson.", 0)
     assert payload["first"].startswith("2.0x json · ")
-    assert first["choice"].startswith("Choose one of these two")
+    assert first["choice"].startswith("Choose one of the next two")
     assert not second["choice"]
     say(dashboard, kind="request", panel="remedies", name="pictures", number=1, row=0, view="a")
     reply = screen.next("reply")
@@ -555,7 +555,7 @@ def test_remedies_are_searched_after_a_click_while_the_loop_runs(loader: FakeLoa
     assert "&lt;b&gt;Why&lt;/b&gt;" in html
     assert "<b>Why" not in html
     assert "Not tried: needs orjson." in html
-    assert html.count("Choose one of these two") == 1
+    assert html.count("Choose one of the next two") == 1
 
 
 def test_a_search_for_remedies_that_fails_says_why(loader: FakeLoader, screen: Screen) -> None:

@@ -977,14 +977,14 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """
         if samples < 0:
             raise ValueError(f"samples must be at least 0, not {samples}")
-        from nbloader.loader.remedy_search import TRIAL_TIMEOUT, AsWorker, Samples, Scout, as_it_is, no_bar, search
+        from nbloader.loader.remedy_search import SEARCH_SECONDS, AsWorker, Samples, Scout, as_it_is, no_bar, search
         from nbloader.report.progress import trial_bar
 
         prepare = AsWorker(self.dataset, self.worker_init_fn if self.num_workers else None)
 
         def run(trial: Any) -> Any:  # a generator of its own, so that nothing is drawn from the global one
             with DataLoader(
-                trial, batch_size=None, num_workers=1, collate_fn=as_it_is, timeout=TRIAL_TIMEOUT,
+                trial, batch_size=None, num_workers=1, collate_fn=as_it_is, timeout=SEARCH_SECONDS,
                 generator=torch.Generator(), worker_init_fn=prepare,
             ) as loader:  # fmt: skip
                 yield from loader

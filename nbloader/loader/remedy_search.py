@@ -21,7 +21,7 @@ from nbloader.cache.sample_cache import MEMORY_SHARE
 from nbloader.diagnose.parts import MAJORITY
 from nbloader.diagnose.what_if import Prediction
 from nbloader.diagnose.without_line import LineTime
-from nbloader.errors import NbloaderError
+from nbloader.errors import LoaderTimeoutError, NbloaderError
 from nbloader.events.stack_samples import CodeLine, StackCount
 from nbloader.metrics.hot_lines import HotLine, HotLines, blamed_line
 from nbloader.remedies.changed_lines import changed_lines
@@ -49,13 +49,10 @@ GROUP = 16
 costs is divided among as many samples as in the loop."""
 PRECISION = 0.1
 """Relative error of what a sample takes with the rewritten code, as a trial measures it."""
-TRIAL_TIMEOUT = 180.0
-"""Seconds that one measurement may take."""
-
 TRIAL_SECONDS = 10.0
 """A trial ends with the measurement in which it has taken so long."""
 SEARCH_SECONDS = 60.0
-"""No trial begins after this time."""
+"""No trial begins after this time, and no measurement may take so long."""
 
 NOTABLE = 0.01
 """Smallest share of CPU time in libraries that is named."""
@@ -371,18 +368,16 @@ def _lock_wait(hot: HotLines, line: HotLine) -> float:
 def _remains(*, cache: bool, more_workers: bool) -> list[str]:
     """Return what is left to do if nothing makes a line faster."""
     keep = ["keep results with nbloader.cached"] if cache else []
-    return [*keep, *(["use more workers where cores are free"] if more_workers else []), "make the samples smaller"]
+    return [*keep, *(["use more workers where cores are free"] if more_workers else [])]
 
 
 def _nothing_helps(slowest: HotLine, sites: Sequence[Site], hot: HotLines, remains: list[str]) -> str:
     """Say that nothing is known for the slowest line, or helps, and what remains."""
     what = f"`{clean(slowest.source or slowest.function, SHOWN)}` ({slowest.place})"
     found = f"Nothing that nbloader knows makes {what} faster"
-    *first, last = remains
-    text = f"{', '.join(first)}, or {last}" if first else last
-    what_remains = hot.elsewhere or f"What remains: {text}."
+    what_remains = hot.elsewhere or (f"What remains: {', or '.join(remains)}." if remains else "")
     if any(site.is_kept for site in sites if site.line is slowest):
-        return f"{found}: a cache keeps what it computes. {what_remains}"
+        return f"{found}: a cache keeps what it computes. {what_remains}".rstrip()
     if any(_calls_kept(site) for site in sites if site.line is slowest):
         return f"{found}: it takes copies from a cache. What remains: cache smaller results."
     shares = _in_libraries(slowest, hot)
@@ -391,7 +386,7 @@ def _nothing_helps(slowest: HotLine, sites: Sequence[Site], hot: HotLines, remai
         inside = most if shares[most] >= MAJORITY else ""
         share = shares[inside] if inside else sum(shares.values())
         found += f", and at least {share:.0%} of its CPU time is spent inside {inside or 'libraries'}"
-    return f"{found}. {what_remains}"
+    return f"{found}. {what_remains}".rstrip()
 
 
 def _calls_kept(site: Site) -> bool:
@@ -442,8 +437,9 @@ def _tried(found: _Found, samples: Samples, run: Run, shown: Bar, end: float) ->
                 shown.add(one.samples)
                 left -= one.samples
         except Exception as error:  # noqa: BLE001 - of the present code, too, or a worker that died
-            kind = type(error).__name__
-            results.append(RemedyResult(line, name, proposal, problem=f"{kind}: {error}"))
+            late = f"it had not ended after {SEARCH_SECONDS:.0f} s" if isinstance(error, LoaderTimeoutError) else ""
+            problem = late or f"{type(error).__name__}: {error}"
+            results.append(RemedyResult(line, name, proposal, problem=problem))
             if isinstance(error, NbloaderError):
                 break
             continue

@@ -299,8 +299,10 @@ def choice_of(group: Sequence[RemedyResult]) -> str:
         return ""
     number = {2: "two", 3: "three", 4: "four"}.get(len(group), str(len(group)))
     if len({one.proposal.saves == "later" for one in group}) > 1:  # a cache adds to what makes the rest faster
-        return f"Begin with one of these {number}: they change the same code. Then call remedies() again for the rest."
-    return f"Choose one of these {number}: they replace the same code, and each gain is that of one change alone."
+        return (
+            f"Begin with one of the next {number}: they change the same code. Then call remedies() again for the rest."
+        )
+    return f"Choose one of the next {number}: they replace the same code, and each gain is that of one change alone."
 
 
 _COLUMNS = ("Line", "Why, and what instead", "Now", "Instead", "Gain", "Samples", "Loop")

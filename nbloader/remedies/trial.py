@@ -28,6 +28,8 @@ from nbloader.remedies.pictures import Pictures, pictures_of
 from nbloader.remedies.remedy import Proposal
 from nbloader.remedies.site import Site, locate
 
+READ_ONLY = "The given NumPy array is not writable"
+"""Begins a warning of torch."""
 FAR_SLOWER, FAR_SLOWER_SECONDS = 3, 0.2
 """A trial ends early if the rewritten code takes this many times as long, and at least so many seconds so far."""
 SEED = 0
@@ -211,7 +213,8 @@ class Trial:
             return _measured(self.produce, indices)
         self._made[id(indices)] = len(indices)
         try:
-            with new.in_place():
+            with new.in_place(), warnings.catch_warnings():
+                warnings.filterwarnings("error", READ_ONLY)  # a tensor that shares its memory could be written to
                 return _measured(self.produce, indices)
         except Exception as error:
             raise CannotTryError(f"{RAISES}{type(error).__name__}: {error}") from error

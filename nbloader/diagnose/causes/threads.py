@@ -26,7 +26,8 @@ def _sentence(e: Evidence) -> str:
 
 def _remedy(_e: Evidence) -> Remedy:
     return Remedy(
-        "Use one thread per worker, with cv2.setNumThreads(0) or threadpoolctl.threadpool_limits(1) in worker_init_fn.",
+        "Use one thread per worker: call cv2.setNumThreads(0) in worker_init_fn for OpenCV. For linear algebra, "
+        "loader.remedies() has the code.",
         more_workers=False,
     )
 

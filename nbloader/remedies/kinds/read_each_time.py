@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+
 from nbloader.remedies.constants import constant_parts
 from nbloader.remedies.kept import keep_results
 from nbloader.remedies.remedy import Proposal
@@ -37,7 +39,7 @@ class ReadEachTime:
     def propose(self, site: Site) -> list[Proposal]:
         """See `Remedy`."""
         for reader in READERS:
-            calls = site.calls(reader)
+            calls = [call for call in site.calls(reader) if not _is_in_lambda(site, call)]
             found = keep_results(
                 site, calls,
                 why="The file is read and decoded again for each sample.",
@@ -53,6 +55,11 @@ class ReadEachTime:
             part.proposal(site, WHOLE, ONCE, SHORT, is_certain=True) for part in constant_parts(site) if part.reads
         ]
         return [proposal for proposal in whole if proposal is not None]
+
+
+def _is_in_lambda(site: Site, call: ast.Call) -> bool:
+    """Whether a function that is passed on reads the file: the one that gets it may keep what it reads."""
+    return any(isinstance(node, ast.Lambda) and call in set(ast.walk(node)) for node in site.nodes)
 
 
 REMEDY = ReadEachTime()
