@@ -551,6 +551,8 @@ def test_malformed_states_are_refused():
         ("random module", True, ["order", "numpy", 1], 625, r"\['order'\]\['numpy'\]\[1\] must be up to 624, not 625"),
         ("random module", True, ["order", "numpy", 1], 10**100, r"\['order'\]\['numpy'\]\[1\] must be up to"),
         ("random module", True, ["order", "numpy", 0], "AAAA", r"\['epoch'\]\['order'\]: .* cannot be read"),
+        ("random module", True, ["order", "numpy", 0], "", r"\['epoch'\]\['order'\]: .* cannot be read"),
+        ("random module", True, ["order", "numpy", 0], "AAAAAA==", r"\['epoch'\]\['order'\]: .* cannot be read"),
         ("distributed", True, ["sampler_epoch"], 10**100, r"state_dict\['epoch'\]\['sampler_epoch'\] must be up to"),
         (
             "distributed",

@@ -401,7 +401,7 @@ def load_globals(state: State | int) -> None:
             random.setstate((version, tuple(_unpack(words).tolist()), gauss))
             keys, position, has_gauss, cached = state["numpy"]
             np.random.set_state(("MT19937", _unpack(keys), position, has_gauss, cached))  # noqa: NPY002
-    except (KeyError, OverflowError, TypeError, ValueError) as error:
+    except (IndexError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise ValueError(f"the state of the random generators cannot be read: {error}") from error
 
 
