@@ -27,9 +27,10 @@ from PIL import Image, ImageChops
 from playwright.sync_api import sync_playwright
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "browser"))
+sys.path[:0] = [str(ROOT / "docs"), str(ROOT / "tests" / "browser")]
 
 from conftest import BROWSER_ARGS, BROWSERS, Notebook, Server  # noqa: E402
+from panels_digest import KEY, panels_digest  # noqa: E402
 
 COURSE = ROOT / "notebooks" / "course"
 NOTEBOOKS = [*sorted((ROOT / "notebooks").glob("0[1234]_*.ipynb")), *sorted(COURSE.glob("[0-9]*.ipynb"))]
@@ -151,6 +152,7 @@ def store(path: Path, server: Server, page: Any) -> None:
             cell["execution_count"] = None if course else executed["execution_count"]
             if course:
                 fold(cell)
+    stored["metadata"][KEY] = panels_digest()
     path.write_text(json.dumps(stored, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     page.close()
 

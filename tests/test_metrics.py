@@ -916,6 +916,14 @@ def test_repr_is_one_line():
     assert len(line) < 160
 
 
+def test_a_worker_that_has_ended_still_belongs_to_the_node_on_which_it_ran():
+    stats = new_stats()
+    nodes = lambda *workers: [w.node for w in stats.snapshot(gauges(START, *workers)).workers]  # noqa: E731
+    assert nodes(gauge(0, node="a"), gauge(1)) == ["a", ""]
+    assert nodes(gauge(0, state="dead", pid=0), gauge(1)) == ["a", ""]
+    assert nodes(gauge(0, node="b"), gauge(1)) == ["b", ""]
+
+
 def test_text_is_complete_aligned_and_fits_a_terminal():
     text = str(full_snapshot(text="was killed by SIGKILL (often because memory ran out)"))
     lines = text.splitlines()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 from pathlib import Path
@@ -10,6 +11,10 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[1]
+spec = importlib.util.spec_from_file_location("panels_digest", ROOT / "docs" / "panels_digest.py")
+assert spec is not None and spec.loader is not None  # noqa: PT018
+panels = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(panels)
 TUTORIALS = sorted((ROOT / "notebooks").glob("0[1234]_*.ipynb"))
 COURSE = sorted((ROOT / "notebooks" / "course").glob("[0-9]*.ipynb"))
 PATH = re.compile(r"(?<![\w.])/(tmp|home|root|work|usr|var|opt|Users|private)/\S*")
@@ -50,3 +55,9 @@ def test_a_tutorial_was_run_from_top_to_bottom_and_what_never_changes_is_compare
     for cell in cells:
         shows = SHOWS.search("".join(cell["source"]))
         assert cell["outputs"] or not shows, f"{cell['id']}: run docs/store_outputs.py"
+
+
+def test_the_outputs_of_the_quickstart_are_newer_than_the_panels() -> None:
+    metadata = json.loads(TUTORIALS[0].read_text(encoding="utf-8"))["metadata"]
+    stored, now = metadata.get(panels.KEY), panels.panels_digest()
+    assert stored == now, "the panels have changed: run docs/store_outputs.py notebooks/01_quickstart.ipynb"

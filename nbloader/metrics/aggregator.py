@@ -10,7 +10,7 @@ import itertools
 import math
 import operator
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from nbloader import _platform
@@ -134,8 +134,7 @@ class Aggregator:
         self._deaths = self._supervisor_failures = 0
         self._failed_samples: collections.deque[SampleFailed] = collections.deque(maxlen=FAILED_SAMPLES)
         self._failed_by_outcome: collections.Counter[str] = collections.Counter()
-        self._slow = SlowSamples()
-        self._pauses = Pauses()
+        self._slow, self._pauses = SlowSamples(), Pauses()
         self._origin: int | None = None
         self._epoch = -1
         self._batches: int | None = None
@@ -156,6 +155,7 @@ class Aggregator:
         self._worker_count = WorkerCount()
         self._machines: dict[int, Machine] = {}
         """Machine of the newest worker with each id, by worker id. Workers on this machine are not included."""
+        self._nodes: dict[int, str] = {}  # the newest cluster node of each worker, by worker id; "" if there was none
         self._failed: BatchFailed | None = None
         """The last batch of the newest epoch that failed; None if there is none."""
         self._ended: EpochEnded | None = None
@@ -562,6 +562,7 @@ class Aggregator:
 
     def _worker(self, w: WorkerGauge, now: int, rates: Rates, *, stuck: bool) -> WorkerStats:
         age = None if w.batch is None else max(0, now - w.since) / 1e9
+        self._nodes[w.worker] = w.node or self._nodes.get(w.worker, "")  # a worker that has ended is on none
         return WorkerStats(
             worker=w.worker,
             pid=w.pid,
@@ -585,7 +586,7 @@ class Aggregator:
             shared=w.shared,
             core_wait=w.core_wait,
             kind=w.kind,
-            node=w.node,
+            node=self._nodes[w.worker],
             in_process=w.in_process,
         )
 
@@ -633,7 +634,7 @@ class Aggregator:
             batches=rates.count,
             rate=rates.batches,
             workers=len(alive),
-            place=self._where(g),
+            place=_place(g, self._recent),
             cores=self.cores,
             window=g.window,
             opening=opening,
@@ -671,7 +672,7 @@ class Aggregator:
             wait_share=s.wait_share_epoch,
             batches=s.batches_done,
             workers=len(alive),
-            place=self._where(g),
+            place=_place(g, self._recent),
             cores=self.cores,
             window=g.window,
             opening=sample.opening,
@@ -697,14 +698,15 @@ class Aggregator:
         first = self._first
         return None if first is None else self._worker_count.mean(begin, end, after=first.delivered)
 
-    def _where(self, g: Gauges) -> Place:
-        """Return where batches are produced, even after the workers have ended."""
-        newest = self._recent[-1] if self._recent else None
-        if newest is not None and newest.worker < 0:
-            return Place.CONSUMER
-        if any(w.in_process for w in g.workers) or (newest is not None and newest.transport == "local"):
-            return Place.THREADS
-        return Place.PROCESSES
+
+def _place(g: Gauges, recent: Sequence[BatchRecord]) -> Place:
+    """Return where batches are produced, even after the workers have ended."""
+    newest = recent[-1] if recent else None
+    if newest is not None and newest.worker < 0:
+        return Place.CONSUMER
+    if any(w.in_process for w in g.workers) or (newest is not None and newest.transport == "local"):
+        return Place.THREADS
+    return Place.PROCESSES
 
 
 def _headspace(batches: int, seconds: float, wait_share: float) -> float | None:
