@@ -212,7 +212,7 @@ def test_importing_nbloader_takes_less_than_150_ms():
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.name)
 def test_a_notebook_is_saved_without_widget_state_and_what_editors_add(path):
     notebook = json.loads(path.read_text(encoding="utf-8"))
-    assert set(notebook["metadata"]) <= {"kernelspec", "language_info"}
+    assert set(notebook["metadata"]) <= {"kernelspec", "language_info", "panels"}
     assert notebook["metadata"]["kernelspec"]["name"] == "python3"
     assert set(notebook["metadata"].get("language_info", {})) <= {"name"}
     for cell in notebook["cells"]:
