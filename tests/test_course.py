@@ -113,7 +113,7 @@ def test_there_is_a_key_for_each_unit():
 def test_the_notebook_is_that_of_a_student(path):
     """Answer cells are empty, outputs give nothing away, and the first cell says what a reader must know."""
     notebook = json.loads(path.read_text(encoding="utf-8"))
-    assert set(notebook["metadata"]) <= {"kernelspec", "language_info"}
+    assert set(notebook["metadata"]) <= {"kernelspec", "language_info", "panels"}
     first, *_others = notebook["cells"]
     assert first["cell_type"] == "markdown"
     for said in ("**What you learn.**", "**What you need.**", "**How long.**"):
