@@ -48,7 +48,31 @@ print("cell saw", got)
 """
 
 
-@pytest.fixture(scope="module", params=["current", "ipykernel-6.30", "ipykernel-7.3"])
+REPLY_HIDES_A_REQUEST = """
+import select, zmq
+kernel = get_ipython().kernel
+def reply():
+    socket = kernel.shell_stream.socket
+    socket.EVENTS  # whatever came before counts as noticed
+    print("busy")
+    select.select([socket.FD], [], [], 20)
+    kernel.shell_channel_thread.manager._send_on_shell_channel([b"nobody", b""])
+    replied.set()
+replied = threading.Event()
+if getattr(kernel, "shell_channel_thread", None) is None:
+    print("busy")
+else:
+    kernel.shell_channel_thread.io_loop.add_callback(reply)
+    replied.wait(20)
+deadline = time.monotonic() + 20
+while not got and time.monotonic() < deadline:
+    time.sleep(0.02)
+    ours.pump()
+print("cell saw", got)
+"""
+
+
+@pytest.fixture(scope="module", params=["current", "ipykernel-6.30", "ipykernel-7.0", "ipykernel-7.3"])
 def client(request: pytest.FixtureRequest) -> Iterator[BlockingKernelClient]:
     """A client of a kernel of each version."""
     path = [str(ROOT)]
@@ -124,6 +148,18 @@ def test_the_kernel_works_as_before_after_pumping(client: BlockingKernelClient) 
     assert "1 2 3" in run(client, "ours.pump(); ours.pump(); print(1, 2, 3)")
     send(client, "mine", 9)
     assert "True" in run(client, "print(('mine', 9) in got)")
+
+
+@pytest.mark.leaves_behind("the kernel's client keeps a thread and sockets until its fixture ends")
+def test_a_request_that_arrives_while_the_kernel_replies_is_handled_in_a_busy_cell(
+    client: BlockingKernelClient,
+) -> None:
+    run(client, SETUP)
+    cell = client.execute(REPLY_HIDES_A_REQUEST)
+    while client.get_iopub_msg(timeout=TIMEOUT)["content"].get("text", "").strip() != "busy":
+        pass
+    send(client, "mine", 7)
+    assert "cell saw [('mine', 7)]" in until_idle(client, cell)
 
 
 def test_pumping_without_a_kernel_does_nothing() -> None:

@@ -3,7 +3,8 @@
 A click reaches the kernel as a comm message. What happens next depends on the version of ipykernel:
 
 - ipykernel 6 has one queue for all messages; the comm message waits until the cell ends.
-- ipykernel 7.0 to 7.3 handle comm messages immediately, on a subshell thread.
+- ipykernel 7.0 to 7.3 handle comm messages immediately, on a subshell thread. They may stop reading messages, though
+  (ipython/ipykernel#1554), until something makes them read again: `pump()` does.
 - ipykernel 7.4 routes them to the shell from which the comm last sent a message, which is the busy one.
 
 `unroute()` turns off the routing of ipykernel 7.4 for one widget. `pump()`, which a blocked `__next__` calls on the
@@ -132,6 +133,8 @@ def _take_from_pair(kernel: Any) -> list[Message]:
     import zmq
 
     manager = kernel.shell_channel_thread.manager
+    if hasattr(manager, "_shell_socket"):
+        _read_again(kernel)
     stream = manager._shell_channel_to_main.to_stream
     if not stream.socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
         return []
@@ -149,6 +152,18 @@ def _take_from_pair(kernel: Any) -> list[Message]:
                 kernel.io_loop.add_callback(stream._recv_callback, frames)  # in order, once the cell has ended
             else:
                 ours.append((*message, replies))
+
+
+def _read_again(kernel: Any) -> None:
+    """Let ipykernel 7.0 to 7.3 read what waits in the shell's socket.
+
+    They send replies on this socket without the stream that reads from it. A request that arrives at that moment is not
+    noticed, and neither is any later one (ipython/ipykernel#1554).
+    """
+    import zmq
+
+    with interrupts_deferred():
+        kernel.shell_channel_thread.io_loop.add_callback(kernel.shell_stream.flush, zmq.POLLIN)
 
 
 def _take_from_queue(kernel: Any) -> list[Message]:
