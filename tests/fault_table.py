@@ -114,9 +114,9 @@ IN_WORKER: dict[str, tuple[Callable[[], None], str]] = {
     "`os._exit`": (os_exit, REDONE),
     "`sys.exit`": (sys.exit, REDONE),
     "zygote killed": (kill_the_fork_server, REDONE),
-    "hang, restarted": (light.sleep, REDONE),
-    "deadlock in C, restarted": (light.hang_in_c, REDONE),
-    "SIGSTOP, restarted": (stop, REDONE),
+    "hang (restarted)": (light.sleep, REDONE),
+    "deadlock in C (restarted)": (light.hang_in_c, REDONE),
+    "SIGSTOP (restarted)": (stop, REDONE),
     "exception": (raise_an_exception, RAISED),
     "exception that cannot be pickled": (raise_what_cannot_be_pickled, RAISED),
     "endless recursion": (exhaust_the_stack, RAISED),
@@ -139,7 +139,7 @@ EXIT_CODES = {
     "`sys.exit`": 0,
 }
 WORKER_STAGES = ("unpickling", "initialization", "fetch", "collation", "encoding")
-HANGS = ("hang, restarted", "deadlock in C, restarted", "SIGSTOP, restarted")
+HANGS = ("hang (restarted)", "deadlock in C (restarted)", "SIGSTOP (restarted)")
 BAD = 7
 """The sample with which it happens; in a batch of three it is that in the middle of batch 2."""
 
@@ -270,23 +270,23 @@ def table() -> str:
     for kind, (_how, outcome) in IN_WORKER.items():
         in_worker[outcome].append(kind)
     in_notebook = collections.defaultdict(list)
-    for fault in sorted(IN_NOTEBOOK, key=_order):
-        in_notebook[fault.stage, fault.outcome].append(fault.kind)
+    for fault in IN_NOTEBOOK:
+        in_notebook[fault.kind, fault.outcome].append(fault.stage)
     lines = [f"| in a worker, during {stages} | outcome |", "|---|---|"]
-    lines += [f"| {kind} | {outcome} |" for outcome, kinds in in_worker.items() for kind in kinds]
-    lines += ["", "| stage in the notebook's process | what happens meanwhile | outcome |", "|---|---|---|"]
+    lines += [f"| {', '.join(kinds)} | {outcome} |" for outcome, kinds in in_worker.items()]
+    lines += ["", "| what happens in the notebook's process | during | outcome |", "|---|---|---|"]
     lines += [
-        f"| {stage} | {kind} | {outcome.replace('; ', ', and ')} |"
-        for (stage, outcome), kinds in in_notebook.items()
-        for kind in kinds
+        f"| {kind} | {', '.join(stages)} | {outcome.replace('; ', ', and ')} |"
+        for (kind, outcome), stages in sorted(in_notebook.items(), key=_order)
     ]
     total = len(IN_NOTEBOOK) + len(list(in_workers()))
     return "\n".join([*lines, "", f"These are {total} faults."]) + "\n"
 
 
-def _order(fault: Fault) -> int:
-    stages = list(dict.fromkeys(f.stage for f in IN_NOTEBOOK))
-    return stages.index(fault.stage)
+def _order(row: tuple[tuple[str, str], list[str]]) -> int:
+    """By the first row of the same kind."""
+    (kind, _outcome), _stages = row
+    return [fault.kind for fault in IN_NOTEBOOK].index(kind)
 
 
 def with_table(text: str) -> str:

@@ -818,11 +818,10 @@ def table(results: Results) -> str:
     """The results as Markdown, with a summary."""
     rows = [row for row in results.rows if not row.problem]
     lines = [
-        "| slow loader | measured | predicted | samples | remedy or setting | cause in the verdict | slowest line |",
-        "|---|---|---|---|---|---|---|",
+        "| slow loader | measured | predicted | samples | remedy or setting | cause in the verdict |",
+        "|---|---|---|---|---|---|",
     ]
     for row in rows:
-        line = f"`{row.line[:48].strip()}{' …' if len(row.line) > 48 else ''}`" if row.line else "none"
         cells = [
             row.name,
             _gain(row.measured),
@@ -830,7 +829,6 @@ def table(results: Results) -> str:
             row.samples or "-",
             CODE.sub(r"`\g<0>`", row.remedy) or "none gains anything",
             f"`{row.cause}`",
-            "-" if row.line_is_right is None else line if row.line_is_right else f"{line} (another line)",
         ]
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     differences = [
@@ -849,7 +847,8 @@ def _gain(factor: float | None) -> str:
 def _summary(rows: list[Row], results: Results) -> str:
     """How often the screen is right."""
     without = [row.name for row in rows if row.line_is_right is None]
-    right = sum(row.line_is_right is True for row in rows)
+    wrong = [row.name for row in rows if row.line_is_right is False]
+    right = len(rows) - len(without) - len(wrong)
     gained = sum(row.measured is not None and row.measured >= GAINED for row in rows)
     both = [(row.predicted, row.measured) for row in rows if row.predicted and row.measured]
     small = [(predicted, measured) for predicted, measured in both if predicted <= OVER]
@@ -858,6 +857,7 @@ def _summary(rows: list[Row], results: Results) -> str:
     gains = f"the loop is at least {GAINED} times as fast in {gained} of {len(rows)}"
     texts = [
         f"The right line comes first in {right} of {len(rows) - len(without)}, and {gains}.",
+        f"Another line comes first in {_quoted(wrong)}." if wrong else "",
         f"There is no slow line in {_quoted(without)}." if without else "",
         f"Of the predictions up to {OVER}x, {close} of {len(small)} are within {CLOSE:.0%} of what was measured.",
         f'Larger ones are shown as "over {OVER}x", which was right in {over} of {len(both) - len(small)}.',

@@ -35,7 +35,7 @@ sys.path[:0] = [str(HERE), str(ROOT / "tests" / "browser")]
 
 import conftest  # noqa: E402 - tests/browser
 import scenario  # noqa: E402
-from scenario import EXPLORE, GOES_ON, LOOP, MAKE, NAMED, REFRESHED, STEPS, Results  # noqa: E402
+from scenario import EXPLORE, GOES_ON, LOOP, MAKE, STEPS, Results  # noqa: E402
 
 BUILD = ROOT / "build" / "front-ends"
 PAGE = ROOT / "docs" / "how-to" / "front-ends.md"
@@ -351,10 +351,15 @@ def try_row(row: Row, browser: Any) -> dict[str, Any]:
 
 HEAD = """# Front ends that were tested
 
-The dashboard and the explorer were tried in each of these front ends on {system}, with Python {python}, torch
-{torch} and a real Chromium. A worker hangs in a busy cell. The view must show it, and its buttons must work while
-the cell is busy. `make front-ends` writes this page. The tests of the project also run Notebook {notebook}.
+The dashboard and the explorer were tried in these front ends on {dates}, on {system}, with Python {python}, torch
+{torch} and a real Chromium. `make front-ends` writes this page. The tests of the project also run Notebook {notebook}.
 [A remote machine, Colab, VS Code](remote-machines.md) says what was not tried.
+
+## With live views
+
+A worker hangs in a busy cell. While the cell is busy, the view must show the hang (*live in a busy cell*), and its
+displayed duration must increase (*moves*). The buttons *restart*, *pause* and *step*, the slider for the number of
+workers (*resize*), the *explorer*, and a *reload* of the page must work.
 
 """
 
@@ -364,21 +369,15 @@ def page(rows: list[dict[str, Any]]) -> str:
     import torch
 
     text = HEAD.format(
+        dates=" and ".join(sorted({row["date"] for row in rows})),
         system=f"{platform.system()} {platform.machine()}",
         python=platform.python_version(),
         torch=torch.__version__,
         notebook=importlib.metadata.version("notebook"),
     )
-    text += "## With live views\n\n"
     text += _table([row for row in rows if _kind(row) == "live"], STEPS)
-    text += (
-        "\n*moves*: the displayed duration of the hang increases. *resize*: the slider for the number of workers."
-        "\n*reload*: the page is reloaded while the cell is busy. In Voila the loop runs in a thread, and a reload"
-        " starts a\nnew kernel.\n"
-    )
-    text += "\n## Without live views\n\n" + _table(
-        [row for row in rows if _kind(row) == "plain"], (NAMED, REFRESHED, GOES_ON)
-    )
+    text += "\nIn Voila the loop runs in a thread, and a reload starts a new kernel.\n"
+    text += "\n## Without live views\n\n" + _table([row for row in rows if _kind(row) == "plain"])
     reasons = [
         f"- {row['title']}, {step}: {result}"
         for row in rows
@@ -386,7 +385,7 @@ def page(rows: list[dict[str, Any]]) -> str:
         if result != "yes"
     ]
     text += "\n## What failed\n\n" + "\n".join(reasons) + "\n" if reasons else ""
-    return text + "\n## Versions\n\n" + _versions(rows)
+    return text
 
 
 def _kind(said: dict[str, Any]) -> str:
@@ -394,19 +393,17 @@ def _kind(said: dict[str, Any]) -> str:
     return "live" if row.run in (in_lab, in_voila, in_marimo) and not row.disabled else "plain"
 
 
-def _table(rows: list[dict[str, Any]], steps: tuple[str, ...]) -> str:
-    lines = ["| front end | " + " | ".join(steps) + " |", "|---" * (len(steps) + 1) + "|"]
+def _table(rows: list[dict[str, Any]], steps: tuple[str, ...] = ()) -> str:
+    """Render what worked, compared with all `steps` if they are given, and the versions."""
+    lines = ["| front end | what worked | versions |", "|---|---|---|"]
     for row in rows:
-        cells = ["no" if "failed" in row else row["results"].get(step, "").split(":")[0] for step in steps]
-        lines.append(" | ".join([f"| {row['title']}", *("**no**" if cell == "no" else cell for cell in cells)]) + " |")
-    return "\n".join(lines) + "\n"
-
-
-def _versions(rows: list[dict[str, Any]]) -> str:
-    lines = ["| front end | date | versions |", "|---|---|---|"]
-    for row in rows:
+        worked = [step for step, result in row["results"].items() if result == "yes"]
+        other = [step for step in steps if step not in worked]
+        text = "all" if steps and not other else ", ".join(worked)
+        if 0 < len(other) < len(worked):
+            text = f"all but {', '.join(other)}"
         found = ", ".join(f"{name} {version}" for name, version in row["versions"].items())
-        lines.append(f"| {row['title']} | {row['date']} | {found} |")
+        lines.append(f"| {row['title']} | {text or 'nothing'} | {found} |")
     return "\n".join(lines) + "\n"
 
 
