@@ -749,6 +749,35 @@ def test_a_photograph_is_decoded_at_the_size_that_is_needed(files):
         assert not apart.problem
 
 
+def test_two_files_that_are_kept_have_places_of_their_own(tmp_path):
+    source = "import numpy as np\ndef f(p):\n    x = np.load(p + 'x')\n    y = np.load(p + 'y')\n    return x[0] + y[0]"
+    function = defined(tmp_path, source)
+    first, second = proposals("read-each-time", function)
+    assert "x = kept_load_x(" in first.code
+    assert "y = kept_load_y(" in second.code
+    assert "def kept_load_x(" in first.helper
+    assert "def kept_load_y(" in second.helper
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "x = (self.table[i] - self.mean) / self.std\n    return x.values.astype('float32')",
+        "x = (self.table[i] - self.mean) / self.std\n    return x.to_numpy()",
+        "return (self.table[i] - self.mean) / self.std",
+    ],
+)
+def test_statistics_that_pandas_keeps_become_arrays(body, tmp_path):
+    frame = pd.DataFrame({"a": [1.0, 2.0, 4.0], "b": [3.0, 5.0, 9.0]})
+    function = defined(tmp_path, f"def f(self, i):\n    {body}")
+    owner = types.SimpleNamespace(mean=frame.mean(), std=frame.std(), table=frame.to_numpy())
+    (proposal,) = proposals("pandas-operand", function, owner=owner)
+    assert "array_of(self.mean)" in proposal.code
+    new = rewritten(function, proposal)
+    for i in range(3):
+        np.testing.assert_array_equal(np.asarray(new(owner, i)), np.asarray(function(owner, i)))
+
+
 @pytest.mark.parametrize(("name", "found"), [("a.jpg", True), ("a.PNG", False), ("a", True)])
 def test_pictures_that_are_no_jpeg_files_are_left_alone(name, found, files):
     owner = pictures_with(files, "return Image.open(self.root + self.names[i]).resize((9, 9))")
@@ -2220,7 +2249,10 @@ SHORT = {
 
 
 @pytest.mark.parametrize(("short", "code"), [(short, code) for short, codes in SHORT.items() for code in codes])
-def test_a_verdict_has_a_few_words_about_a_line_where_the_code_alone_tells_what_helps(short, code, tmp_path):
+def test_a_verdict_has_a_few_words_about_a_line_where_the_code_alone_tells_what_helps(
+    short, code, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("nbloader.remedies.advice.accelerator_type", lambda: "cuda")
     names = {}
     code = code if code.startswith("print") else f"return {code}"
     path = tmp_path / "data.py"
@@ -2233,6 +2265,10 @@ def test_a_verdict_has_a_few_words_about_a_line_where_the_code_alone_tells_what_
     line = line_of(names["Rows"].__getitem__, 2)
     assert short_advice(line, [torch.utils.data.Subset(names["Rows"](), [1]), None]).remedy == short
     assert short_advice(line, []) == Advice(), "the function is not reachable"
+    if "in the loop" in short:
+        monkeypatch.setattr("nbloader.remedies.advice.accelerator_type", lambda: "")
+        advice = short_advice(line, [names["Rows"]()])
+        assert advice == Advice(), "on a CPU, only a trial tells"
 
 
 def test_a_remedy_that_raises_leaves_the_verdict_as_it_is(monkeypatch, archive):
@@ -2299,8 +2335,11 @@ def test_a_remedy_is_tried_on_the_samples_and_nothing_is_changed(archive):
         assert only.gain > 2
         assert only.difference.equal
         assert only.samples >= 10
-        assert "kept_load('x', self.path)" in only.code.replace('"', "'")
+        assert "kept_load_rows('x', self.path)" in only.code.replace('"', "'")
         text, html = str(found), found._repr_html_()
+        before, inside = only.code.split("# In `class Archive`:\n")
+        assert before.startswith("# Before `class Archive`:\n")
+        assert inside.startswith("def __getitem__(self, ")
         for part in ("Tried on", "The samples are equal", "kept_load", only.line.place):
             assert part in text
         assert cache.gain > 2
@@ -2316,7 +2355,7 @@ def test_a_remedy_is_tried_on_the_samples_and_nothing_is_changed(archive):
         assert listed[0].samples == 0
         assert "Not tried" in str(listed)
     assert Archive.__getitem__.__code__ is code
-    assert "kept_load" not in globals()
+    assert "kept_load_rows" not in globals()
 
 
 class Volumes:
@@ -2476,6 +2515,14 @@ def result(name, gain, changed=(), **fields):
     proposal = nbloader.remedies.remedy.Proposal("Why.", "Instead.", saves=saves, short=f"Do {name}")
     usual = {"samples": 9, "before": Cost(gain, 0.0), "after": Cost(1.0, 0.0), "changed": frozenset(changed)}
     return RemedyResult(line_of(Archive.__getitem__, 1), name, proposal, **{**usual, **fields})
+
+
+def test_a_smaller_picture_that_has_the_same_pixels_is_no_remedy():
+    found = result("a", 1.3)
+    draft = replace(found, proposal=found.proposal._replace(must_differ=True))
+    assert found.helps
+    assert not draft.helps, "the gain is noise"
+    assert replace(draft, difference=difference(np.zeros(9), np.full(9, 1e-3))).helps
 
 
 def test_remedies_that_replace_the_same_code_are_alternatives():

@@ -128,21 +128,22 @@ def with_line_remedy(e: Evidence, other: str, *, waits: bool = False) -> str:
     The one of the line is first if the line takes most of the workers' time: then it gains more. For `waits`, see
     `line_remedy`.
     """
-    return _with_line(e, line_remedy(e, waits=waits), other)
+    own = line_remedy(e, waits=waits)
+    return _either(*((own, other) if e.line is not None and e.line.share >= MAJORITY else (other, own)))
 
 
 def free_cores(e: Evidence, more: str = "") -> str:
-    """What helps if other programs use the cores, as sentences: free cores, or a cheaper line.
+    """What helps if other programs use the cores, as sentences: a cheaper line, which is in the user's hands, or cores.
 
     Args:
         e: The evidence.
         more: What else helps, a clause that begins with a comma.
     """
-    return _with_line(e, cheaper_line(e, ""), f"Free the cores that other programs use{more}")
+    return _either(cheaper_line(e, ""), f"Free the cores that other programs use{more}")
 
 
-def _with_line(e: Evidence, own: str, other: str) -> str:
-    if e.line is None or not own:
-        return f"{other}."
-    first, second = (own, other) if e.line.share >= MAJORITY else (other, own)
+def _either(first: str, second: str) -> str:
+    """Two remedies as sentences; one of them may be ""."""
+    if not (first and second):
+        return f"{first or second}."
     return f"{first}. Or {second[0].lower()}{second[1:]}."

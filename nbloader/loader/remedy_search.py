@@ -271,7 +271,7 @@ def search(
                 report(found.name, number, len(known))
             shown.begin(found.site.line.place)
             one = _tried(found, samples, run, shown, end)
-            one = replace(one, changed=changed_lines(found.site, one.proposal))
+            one = replace(one, changed=changed_lines(found.site, one.proposal), in_class=found.site.in_class)
             if one.proposal.saves == "lock":
                 one = replace(one, locked=_lock_wait(hot, one.line))
             tried.append(_predicted(one, hot, predict))

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from nbloader.device.placement import accelerator_type
 from nbloader.metrics.hot_lines import HotLine
 from nbloader.remedies.kinds import REMEDIES
 from nbloader.remedies.site import locate
@@ -35,6 +36,8 @@ def short_advice(line: HotLine, roots: Sequence[Any]) -> Advice:
             return Advice()
         every = [p for remedy in REMEDIES for p in remedy.propose(site)]
         proposals = [] if any(p.alone for p in every) else [p for p in every if p.short and p.is_certain and p.is_valid]
+        if any(p.loop for p in proposals) and not accelerator_type():
+            proposals = [p for p in proposals if not p.loop]  # the loop's CPU may lose more than the workers save
         return Advice(
             next((p.short for p in proposals), ""), next((p.short for p in proposals if p.shortens_waits), "")
         )

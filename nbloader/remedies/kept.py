@@ -70,7 +70,10 @@ class _Keeper(NamedTuple):
 
 def _keeper(site: Site, call: ast.Call, kept: int, parameters: str, result: str) -> _Keeper:
     function = site.text(call.func)
-    name = f"kept_{function.rpartition('.')[2].lower()}"
+    assigned = site.statement(call)
+    target = assigned.targets[0] if isinstance(assigned, ast.Assign) else None
+    parts = [function.rpartition(".")[2].lower(), *([target.id] if isinstance(target, ast.Name) else [])]
+    name = "_".join(["kept", *parts])  # a pasted function of the same name would share its results
     tools = site.module("functools", "functools")
     imports = f"{tools.helper}\n\n" if tools.helper else ""
     body = f"def {name}({parameters}):\n    return {result.format(function)}\n"

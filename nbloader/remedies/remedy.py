@@ -32,6 +32,8 @@ class Proposal(NamedTuple):
     """Whether it is left out unless a trial shows that it works: the code alone does not tell."""
     must_be_equal: bool = False
     """Whether it is left out if the samples differ in a trial: something is not the same each time, then."""
+    must_differ: bool = False
+    """Whether it is left out if the samples are equal in a trial: then it changes nothing, and its gain is noise."""
     alone: bool = False
     """Whether other remedies for the line are left out, because the line runs too rarely for a trial."""
     untried: str = ""

@@ -66,6 +66,8 @@ class RemedyResult:
     """What the cache kept in the trial, if the remedy is one."""
     kept_in_all: float = 0.0
     """Memory that the cache takes for all samples, bytes. Samples with the same arguments share a result."""
+    in_class: str = ""
+    """Name of the class whose method is rewritten; "" if the function is no method."""
     changed: frozenset[int] = frozenset()
     """The lines of the function that the code replaces, from 1."""
 
@@ -111,6 +113,8 @@ class RemedyResult:
             return not self.problem or not (p.loop or p.saves == "later" or p.must_help)
         if (p.saves == "later" or p.must_be_equal) and not self.difference.equal:
             return False  # it depends on random numbers
+        if p.must_differ and self.difference.equal:
+            return False
         if p.loop and (self._slows_the_loop or not self.keeps_values):
             return False
         enough = self.gain >= (CLEAR_GAIN if p.saves == "later" else MIN_GAIN)
@@ -152,7 +156,12 @@ class RemedyResult:
         p = self.proposal
         computed = [f"batch{part}" for part in self.parts] or ["pixels"]
         loop = [f"# in the loop: {one} = {p.loop.replace('batch', one, 1)}" for one in computed if p.loop]
-        return "\n\n".join(part.strip("\n") for part in (p.helper, p.code, "\n".join(loop)) if part)
+        helper, code = p.helper.strip("\n"), p.code.strip("\n")
+        if self.in_class and helper and code:
+            helper = f"# Before `class {self.in_class}`:\n{helper}"
+        if self.in_class and code:
+            code = f"# In `class {self.in_class}`:\n{code}"
+        return "\n\n".join(filter(None, (helper, code, "\n".join(loop))))
 
     def __str__(self) -> str:
         """The remedy with its measurement and the code."""

@@ -107,6 +107,14 @@ class Site:
         return f" Pass it: {passed.format(self.tree.name)}." if passed else ""
 
     @property
+    def in_class(self) -> str:
+        """Name of the class whose method the function is; "" if it is none."""
+        if self.owner is None:
+            return ""
+        classes = type(self.owner).__mro__
+        return next((c.__name__ for c in classes if any(one is self.function for one in vars(c).values())), "")
+
+    @property
     def body(self) -> Iterator[ast.AST]:
         """All nodes of the function."""
         return ast.walk(self.tree)

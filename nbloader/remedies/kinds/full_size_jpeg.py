@@ -47,7 +47,8 @@ class FullSizeJpeg:
         for times in (CLOSER, 1):
             size = (needed[0] * times, needed[1] * times)
             edits = [edit for call in opened for edit in _drafted(site, call, size)]
-            proposals.append(Proposal(why, instead, site.rewritten(*edits), short=short, is_certain=certain))
+            code = site.rewritten(*edits)
+            proposals.append(Proposal(why, instead, code, must_differ=True, short=short, is_certain=certain))
         return proposals
 
 

@@ -32,7 +32,8 @@ class OpencvSize:
             for call in read:
                 flag, paths = f"{cv2.name}.IMREAD_REDUCED_COLOR_{times}", [site.text(part) for part in call.args[:1]]
                 edits.append(Edit(call, f"{site.text(call.func)}({', '.join([*paths, flag])})"))
-            proposals.append(Proposal(why, instead, site.rewritten(*edits), short=SHORT, is_certain=False))
+            code = site.rewritten(*edits)
+            proposals.append(Proposal(why, instead, code, must_differ=True, short=SHORT, is_certain=False))
         return proposals
 
     @staticmethod
