@@ -818,22 +818,22 @@ def table(results: Results) -> str:
     """The results as Markdown, with a summary."""
     rows = [row for row in results.rows if not row.problem]
     lines = [
-        "| slow loader | measured | predicted | samples | remedy or setting | cause in the verdict |",
-        "|---|---|---|---|---|---|",
+        "| slow loader | measured | predicted | remedy or setting | cause in the verdict |",
+        "|---|---|---|---|---|",
     ]
     for row in rows:
         cells = [
             row.name,
             _gain(row.measured),
             _gain(row.predicted),
-            row.samples or "-",
             CODE.sub(r"`\g<0>`", row.remedy) or "none gains anything",
             f"`{row.cause}`",
         ]
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    differences = [
-        f'With the remedy for "{row.name}", a sample differs{row.difference}.' for row in rows if row.difference
-    ]
+    differing = [row for row in rows if row.samples == "differ"]
+    differences = [f'With the remedy for "{row.name}", a sample differs{row.difference}.' for row in differing]
+    if any(row.samples == "equal" for row in rows):
+        differences.append(f"{'The other' if differences else 'All'} remedies leave the samples as they were.")
     for text in filter(None, (" ".join(differences), _summary(rows, results), _machine(results))):
         lines += ["", textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)]
     return "\n".join(lines) + "\n"
