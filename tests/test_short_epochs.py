@@ -26,7 +26,7 @@ def after_epoch(loader):
     return loader.stats()
 
 
-@pytest.mark.linux("worker processes can be sampled")
+@pytest.mark.linux("whether a line waits is known for each line")
 @pytest.mark.parametrize(
     ("workers", "batches", "prefetch_factor"),
     [(0, 4, None), (0, 6, None), (2, 4, None), (2, 4, 2), (2, 7, 1), (4, 4, None), (4, 4, 1), (4, 6, None), (4, 8, 2)],
@@ -44,7 +44,7 @@ def test_a_few_slow_batches_have_the_cause_that_many_would_have(workers, batches
         wait_for(right)
 
 
-@pytest.mark.linux("worker processes can be sampled")
+@pytest.mark.linux("whether a line waits is known for each line")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_line_is_named_if_there_are_too_few_batches_to_tell_a_cause(workers):
     with DataLoader(light.Slow(32, wait=0.04), 16, num_workers=workers, output="numpy") as loader:

@@ -29,8 +29,9 @@ STACK_SIGNAL: int = getattr(signal, "SIGUSR2", 0)
 """Requests a stack."""
 STACK_IN_C_SIGNAL: int = getattr(signal, "SIGUSR1", 0)
 """Sent if the first one is not answered, because the main thread is in C code."""
-SAMPLE_SIGNAL: int | None = None
-"""Requests a sample of the line profiler; None if worker processes cannot be sampled on this system."""
+SAMPLE_SIGNAL: int | None = getattr(signal, "SIGURG", None)
+"""Requests a sample of the line profiler; None if worker processes cannot be sampled on this system. A process that has
+no handler for it ignores it."""
 
 _STATES = {"running": "R", "sleeping": "S", "disk-sleep": "D"}
 """Linux's letters for states of psutil."""

@@ -33,7 +33,8 @@ class ThreadSampler:
         """Return the current stack of the thread; None if the thread is not producing a batch.
 
         If the thread waits for the interpreter lock, it may be waiting only because of the sampling thread. It then
-        counts as computing in proportion to its share of CPU time since the last call.
+        counts as computing in proportion to its share of CPU time since the last call: that of the whole process where
+        the system does not report a thread's.
 
         Args:
             ident: Identifier of the thread.
@@ -42,7 +43,7 @@ class ThreadSampler:
         """
         pid = os.getpid()
         now, times = _clock(), cpu_times(pid, native_id)
-        used = 0 if times is None else times.running + times.waiting
+        used = time.process_time_ns() if times is None else times.running + times.waiting
         before, self._before = self._before, (now, used)
         queued_before, self._queued = self._queued, 0 if times is None else times.waiting
         stage = status.state
@@ -50,9 +51,14 @@ class ThreadSampler:
         if stack is None:
             return None
         share = min(1.0, (used - before[1]) / max(now - before[0], 1)) if before[0] else 0.5
-        if state_of(pid, native_id) in ("R", UNKNOWN):
+        state = state_of(pid, native_id)
+        if state == "R":
             share = 1.0
-        elif not any(part in (function := waits_in(pid, native_id)) for part in ("futex", UNKNOWN)) and function != "0":
+        elif (
+            state != UNKNOWN
+            and not any(part in (function := waits_in(pid, native_id)) for part in ("futex", UNKNOWN))
+            and function != "0"
+        ):
             share = 0.0
         queued = share * min(1.0, max(0.0, self._queued - queued_before) / max(1, used - before[1]))
         return StackCount(stack, share - queued, 1 - share + queued, queued)
