@@ -392,6 +392,7 @@ def test_profiling_can_be_switched_while_a_loop_runs_and_only_busy_workers_are_s
         assert handle.status.computing + handle.status.waiting == before
 
 
+@pytest.mark.portable
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_lines_are_sampled_by_themselves_while_a_loop_waits(num_workers):
     with DataLoader(light.Hot(10_000, "waiting"), 2, num_workers=num_workers, output="numpy") as loader:

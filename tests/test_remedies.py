@@ -27,6 +27,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from datasets import run_script
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -2323,6 +2324,37 @@ def profiled(loader, line=None):
 def archive(tmp_path):
     np.savez_compressed(tmp_path / "x.npz", x=np.random.default_rng(0).normal(size=(200, 2000)))
     return Archive(str(tmp_path / "x.npz"))
+
+
+def test_a_remedy_for_a_cell_is_tried_in_a_worker_that_does_not_know_the_cell(archive, tmp_path):
+    done = run_script(
+        f"""
+        import multiprocessing
+        from IPython.core.interactiveshell import InteractiveShell
+        from nbloader import DataLoader
+        multiprocessing.set_start_method("spawn")
+        shell = InteractiveShell.instance()
+        shell.run_cell('''
+        import numpy as np
+        class Rows:
+            def __len__(self):
+                return 200
+            def __getitem__(self, i):
+                rows = np.load({archive.path!r})["x"]
+                return rows[i].copy()
+        ''')
+        if __name__ == "__main__":
+            with DataLoader(shell.user_ns["Rows"](), 8, num_workers=1) as loader:
+                loader.profile_lines()
+                while loader.hot_lines().samples < 20:
+                    for _ in loader:
+                        pass
+                print(loader.remedies(samples=10))
+        """,
+        tmp_path,
+    )
+    assert "Tried on" in done.stdout, done
+    assert "kept_load_rows" in done.stdout
 
 
 def test_a_remedy_is_tried_on_the_samples_and_nothing_is_changed(archive):

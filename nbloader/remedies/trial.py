@@ -3,7 +3,8 @@
     loader.remedies() -> a loader with one worker over a Trial -> trial[k]: both codes, measured -> Measured
 
 A trial is a map-style dataset, so that its worker is started, watched and ended as every other worker. What it changes,
-it changes in that process: the worker is a fork of the notebook, and ends with the trial.
+it changes in that process, which ends with the trial. It need not be a fork of the notebook: a trial carries the source
+of the cell.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ from __future__ import annotations
 import ast
 import contextlib
 import inspect
+import linecache
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
@@ -124,6 +127,8 @@ class Trial:
     line: HotLine
     proposal: Proposal
     seconds: float
+    _cell: list[str] = field(init=False, repr=False)
+    """Source of the cell with the line; empty if the line is in a file."""
     _end: float = field(default=0.0, init=False, repr=False)
     """When the trial has taken so long, perf_counter seconds; 0 before it begins."""
     _measured: list[Measured] | None = field(default_factory=list, init=False, repr=False)
@@ -137,6 +142,10 @@ class Trial:
     """See `Measured`."""
     _made: dict[int, int] = field(default_factory=dict, init=False, repr=False)
     """Number of samples in each group that the rewritten code has produced, by identity: a group may serve twice."""
+
+    def __post_init__(self) -> None:
+        """Read the cell, which only the notebook's process knows."""
+        self._cell = [] if Path(self.line.file).exists() else linecache.getlines(self.line.file)
 
     def __len__(self) -> int:
         """Return the number of measurements."""
@@ -200,6 +209,8 @@ class Trial:
             for position, indices in enumerate(self.groups[1:]):
                 self._run(None, indices, mix(SEED, position))
                 self._usual[position] = self._run(None, indices, mix(SEED, position))
+        if self._cell:  # a size and no time: the entry is not of a file that may have changed
+            linecache.cache.setdefault(self.line.file, (len("".join(self._cell)), None, self._cell, self.line.file))
         site = locate(self.line, self.roots)
         if site is None:
             raise CannotTryError("the function of the line was not found in the worker")
