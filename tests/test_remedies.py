@@ -2956,8 +2956,8 @@ def test_pictures_that_differ_are_shown_beside_each_other(files):
 
 
 def test_a_helper_takes_no_name_of_the_user(tmp_path):
+    from nbloader.remedies.free_names import taken_names
     from nbloader.remedies.kinds.list_membership import HELPER
-    from nbloader.remedies.trial import overwrites
 
     helper = HELPER.replace("NUMPY", "np")
     source = "import numpy as np\ndef f(x): return x in NAMES\n"
@@ -2973,8 +2973,35 @@ def test_a_helper_takes_no_name_of_the_user(tmp_path):
     ):
         function = defined(tmp_path, source + added)
         before = dict(function.__globals__)
-        assert [one for one in (helper, patterns) if overwrites(function, one)] == replaces, added
+        assert [one for one in (helper, patterns) if taken_names(function, one)] == replaces, added
         assert function.__globals__ == before
+
+
+@pytest.mark.parametrize(
+    ("body", "renamed"),
+    [("return int(frame.iloc[i]['x'])", True), ("return int(frame.iloc[row_of()]['x']) + i", False)],
+)
+def test_a_helper_whose_name_is_taken_gets_another_one(tmp_path, body, renamed):
+    from nbloader.remedies.free_names import with_free_names
+
+    frame = pd.DataFrame({"x": [1, 2]})
+    function = defined(tmp_path, f"def row_of(): return 0\n_columns = 3\ndef f(i):\n    {body}", frame=frame)
+    (site,) = (one for one in sites(function) if "iloc" in one.source.splitlines()[one.number - 1])
+    (proposal,) = BY_NAME["pandas-row"].propose(site)
+    named = with_free_names(site, proposal)
+    assert (named is not None) == renamed
+    if named is not None:
+        assert "row_of_2(frame, i)" in named.code
+        assert "_columns_2 = {}" in named.helper
+        assert "def columns_of(" in named.helper
+        assert [rewritten(function, named)(i) for i in (0, 1)] == [1, 2]
+        assert function.__globals__["row_of"]() == 0
+
+
+def test_a_lock_that_is_held_for_less_time_helps_although_one_worker_alone_does_not_gain():
+    found = result("a", 1.0, saves="lock", locked=0.5)
+    assert found.gain == 2.0
+    assert found.helps
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from nbloader.events.stack_samples import CodeLine, StackCount
 from nbloader.metrics.hot_lines import HotLine, HotLines, blamed_line
 from nbloader.remedies.changed_lines import changed_lines
 from nbloader.remedies.difference import array_of
+from nbloader.remedies.free_names import with_free_names
 from nbloader.remedies.kinds import REMEDIES
 from nbloader.remedies.pictures import size_of
 from nbloader.remedies.remedy import Proposal
@@ -33,7 +34,7 @@ from nbloader.remedies.results import Remedies, RemedyResult, best_of, summed
 from nbloader.remedies.returned import measure_returned
 from nbloader.remedies.site import NO_FACTS, Facts, Site, locate, replaceable
 from nbloader.remedies.threads import blas_threads, opencv_threads
-from nbloader.remedies.trial import Kept, Measured, Trial, overwrites
+from nbloader.remedies.trial import Kept, Measured, Trial
 from nbloader.workers.worker_info import ProcessContext, get_worker_info
 
 log = logging.getLogger(__name__)
@@ -303,9 +304,10 @@ def _known(sites: Sequence[Site]) -> list[_Found]:
             proposed = remedy.propose(site)
             for proposal in proposed:
                 key = proposal.code or proposal.why, proposal.helper
-                if key not in seen and proposal.is_valid and not overwrites(site.function, proposal.helper):
+                named = with_free_names(site, proposal)
+                if key not in seen and proposal.is_valid and named is not None:
                     seen.add(key)
-                    proposals.append(proposal._replace(instead=proposal.instead + site.paste))
+                    proposals.append(named._replace(instead=named.instead + site.paste))
             if proposals:
                 found.append(_Found(site, remedy.name, proposals))
             if any(proposal.alone for proposal in proposed):

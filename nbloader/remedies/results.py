@@ -118,7 +118,7 @@ class RemedyResult:
         if p.loop and (self._slows_the_loop or not self.keeps_values):
             return False
         enough = self.gain >= (CLEAR_GAIN if p.saves == "later" else MIN_GAIN)
-        enough &= self.before.seconds - self.after.seconds >= MIN_SAVED
+        enough &= p.saves in ("lock", "threads") or self.before.seconds - self.after.seconds >= MIN_SAVED
         return enough and self._speeds_up_the_loop and not self.difference.problem
 
     @property

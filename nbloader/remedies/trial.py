@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import inspect
 import linecache
 import time
 import warnings
@@ -326,26 +325,6 @@ def code_of(function: FunctionType, proposal: Proposal) -> CodeType:
     if found is None or found.co_freevars != free:
         raise CannotTryError("it refers to other variables of enclosing functions than the present code")
     return found
-
-
-def overwrites(function: FunctionType, helper: str) -> bool:
-    """Whether a helper's code would replace something else of the same name beside a function.
-
-    Functions with the same code are what was pasted before.
-    """
-    before = function.__globals__
-    after = dict(before)
-    with contextlib.suppress(ImportError):
-        exec(compile(helper, "<nbloader remedy>", "exec"), after)  # noqa: S102 - of a remedy
-    replaced = [name for name, value in before.items() if after[name] is not value]
-    functions = [name for name in replaced if callable(after[name])]
-    return bool(replaced) and not (functions and all(_code(before[name]) == _code(after[name]) for name in functions))
-
-
-def _code(function: Any) -> bytes | None:
-    """Return the code of a function, below its decorators; None if it is something else."""
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    return None if code is None else code.co_code
 
 
 def _find(code: CodeType, name: str) -> CodeType | None:
