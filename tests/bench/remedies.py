@@ -881,7 +881,8 @@ def _machine(results: Results) -> str:
 
 def _quoted(names: list[str]) -> str:
     """Names in a sentence."""
-    return ", ".join(f'"{name}"' for name in names)
+    *others, last = (f'"{name}"' for name in names)
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def write(results: Results) -> None:
