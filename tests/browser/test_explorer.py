@@ -253,7 +253,7 @@ def test_a_click_in_the_dashboard_opens_a_sample_and_a_batch_while_a_cell_is_bus
     drawer.get_by_role("button", name="Show the batch as the loop got it").click()
     drawer.locator(".nbx-detail").get_by_role("slider", name="picture of image").wait_for()
     screenshot(page, "batch-from-dashboard")
-    drawer.get_by_role("button", name="Close the explorer").click()
+    drawer.get_by_role("button", name="Close the explorer").press("Enter")  # as above
     drawer.wait_for(state="hidden")
     (notebook.path.parent / "done").touch()
     notebook.wait_until_run(1)
