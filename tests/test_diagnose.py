@@ -352,7 +352,7 @@ def test_the_slowest_line_of_the_loop_is_named_if_it_was_sampled(source, remedy)
     )
     assert computing.cause == queued.cause == "consumer_python"
     assert computing.sentence.startswith(remedy)
-    assert queued.sentence.startswith(f"{remedy} Or free the cores that other programs use. ")
+    assert queued.sentence.startswith(f"{remedy[:-1]}, or free the cores that other programs use. ")
     assert told in computing.evidence
     assert told in queued.evidence
 

@@ -68,7 +68,7 @@ def _remedy(e: Evidence) -> Remedy:
         less = _less(e)
         text = f"{less}."
         if steps.queued > steps.computing and taken_by_others(e):
-            text = f"{less}. Or free the cores that other programs use."
+            text = f"{less}, or free the cores that other programs use."
     return Remedy(text, more_workers=False, larger_window=False)
 
 
