@@ -96,6 +96,14 @@ def run(client: BlockingKernelClient, code: str) -> str:
     return until_idle(client, client.execute(code))
 
 
+def begin(client: BlockingKernelClient, code: str) -> str:
+    """Execute a cell, and return its id once it has printed that it is busy."""
+    cell = client.execute(code)
+    while client.get_iopub_msg(timeout=TIMEOUT)["content"].get("text", "").strip() != "busy":
+        pass
+    return cell
+
+
 def until_idle(client: BlockingKernelClient, parent: str) -> str:
     """Return what is printed with a cell as its parent until the cell is idle, and its reply was sent.
 
@@ -126,9 +134,7 @@ def test_adopted_messages_are_handled_in_a_busy_cell_and_all_others_after_it_in_
     client: BlockingKernelClient,
 ) -> None:
     run(client, SETUP)
-    cell = client.execute(BUSY)
-    while client.get_iopub_msg(timeout=TIMEOUT)["content"].get("text", "").strip() != "busy":
-        pass
+    cell = begin(client, BUSY)
     send(client, "mine", 1)
     send(client, "other", 2)
     next_cell = client.execute("print('next cell saw', got)")
@@ -155,9 +161,7 @@ def test_a_request_that_arrives_while_the_kernel_replies_is_handled_in_a_busy_ce
     client: BlockingKernelClient,
 ) -> None:
     run(client, SETUP)
-    cell = client.execute(REPLY_HIDES_A_REQUEST)
-    while client.get_iopub_msg(timeout=TIMEOUT)["content"].get("text", "").strip() != "busy":
-        pass
+    cell = begin(client, REPLY_HIDES_A_REQUEST)
     send(client, "mine", 7)
     assert "cell saw [('mine', 7)]" in until_idle(client, cell)
 

@@ -77,13 +77,7 @@ def is_installed(file: str) -> bool:
 def _installed_folders(sys_path: tuple[str, ...]) -> tuple[str, ...]:
     """Return prefixes of paths to installed files, for files whose paths need not contain a name of `_PACKAGES`."""
     linked = {os.path.realpath(entry) for entry in sys_path if entry.endswith(_PACKAGES)}
-    targets = {path for entry in sys_path for path in (entry, os.path.realpath(entry)) if _is_target(entry)}
-    return tuple(f"{folder}{os.sep}" for folder in {_STDLIB, os.path.realpath(_STDLIB), *linked, *targets})
-
-
-def _is_target(entry: str) -> bool:
-    """Whether packages were installed into a folder, as by `pip install --target`, in which no code of the user is."""
-    return bool(entry) and entry != working_directory() and any(Path(entry).glob("*.dist-info"))
+    return tuple(f"{folder}{os.sep}" for folder in {_STDLIB, os.path.realpath(_STDLIB), *linked})
 
 
 def cell_name(file: str) -> str:
