@@ -51,7 +51,7 @@ class Registry:
     """The registered segments of a process. A segment may be copied to several devices, and is registered once.
 
     A runtime does not register or unregister memory while a CUDA graph is captured on any thread, and segments are
-    dropped on the loop's thread at any time. So while a loader uses the registry, a segment that is dropped stays
+    dropped on the engine's thread at any time. So while a loader uses the registry, a segment that is dropped stays
     mapped until the consumer asks for a batch or closes the loader (`release`).
 
     Args:

@@ -1,15 +1,14 @@
 """The engine of one loader: it moves batches from the sampler through the workers to the consumer.
 
-    consumer's thread                    the loop's thread (loop.py)              workers
+    consumer's thread                    the engine's thread (loop.py)            workers
     -----------------                    ---------------------------              -------
     EpochIterator draws --add-->         Dispatcher: who produces what  --task-->
     Receiver.next()     <--ready--       Dispatcher: in order           <-batch--
     commands            --request-->     WorkerGroup: start, replace, end
 
-The loop's thread owns the state (supervisor.py). Methods here put a request into the loop's queue, and may be called on
-any thread; those that return something wait for the answer. Commands (pause, restart, closing a dropped iterator) do
-not wait, so that even a finalizer may give them. What the consumer does while it waits is in receiver.py and
-long_wait.py.
+The engine's thread owns the state (supervisor.py). Methods here put a request into its queue, and may be called on any
+thread; those that return something wait for the answer. Commands (pause, restart, closing a dropped iterator) do not
+wait, so that even a finalizer may give them. What the consumer does while it waits is in receiver.py and long_wait.py.
 
 A loader without workers (`num_workers=0`) has another engine (local_engine.py).
 
@@ -295,7 +294,7 @@ class Engine:
         self._command(self._supervisor.stop_idle)
 
     def watch_stacks(self, on_stacks: Callable[[Iterable[StackCount]], object]) -> None:
-        """Choose what receives the stack samples that workers send. It is called on the loop's thread."""
+        """Choose what receives the stack samples that workers send. It is called on the engine's thread."""
         self._supervisor.on_stacks = on_stacks
 
     # ---- watching -----------------------------------------------------------------------------------------------
@@ -345,7 +344,7 @@ class Engine:
     def close(self) -> bool:
         """Stop the workers and end every iteration, or wait until another thread has done so.
 
-        On the loop's thread, in a finalizer that has interrupted a change, the close is only requested. In a forked
+        On the engine's thread, in a finalizer that has interrupted a change, the close is only requested. In a forked
         child that has not used the loader yet, this is a no-op.
 
         Returns:

@@ -1,4 +1,4 @@
-"""Reads from an engine's state where each batch is, for a snapshot. Called on the loop's thread."""
+"""Reads from an engine's state where each batch is, for a snapshot. Called on the engine's thread."""
 
 from __future__ import annotations
 

@@ -209,7 +209,7 @@ class LongWaits:
         paths = held_locks(self._dataset())
         return LostLock(paths) if paths or waits_in_multiprocessing(stack) else None
 
-    # ---- on the loop's thread ---------------------------------------------------------------------------------------
+    # ---- on the engine's thread -------------------------------------------------------------------------------------
 
     def _report(self, epoch: int) -> DelayReport | None:
         """Return what delays an iteration; None if the iteration has ended."""

@@ -1,6 +1,6 @@
 """The consumer's side of an iteration: it takes batches that are ready, and waits for them.
 
-    loop's thread --ready--> Receiver.take() --> __next__
+    engine's thread --ready--> Receiver.take() --> __next__
                   --ring---> Receiver.bell
 
 Everything here runs on the consumer's thread, apart from `close`, the bell, and what is read for gauges.

@@ -1,4 +1,4 @@
-"""The state of an engine, which the loop's thread owns: dispatcher, workers, consumers, window.
+"""The state of an engine, which the engine's thread owns: dispatcher, workers, consumers, window.
 
 The dispatcher is pure and makes the decisions; this module carries them out.
 """
@@ -60,7 +60,7 @@ CLOSED = "this loader is closed: create a new one"
 class Supervisor:
     """Moves batches between the workers and the consumers of one loader.
 
-    The loop's thread runs all methods but `ring`. While it does not run, the thread that makes a request does (see
+    The engine's thread runs all methods but `ring`. While it does not run, the thread that makes a request does (see
     `Loop`). `forget` runs in a forked child.
 
     Args:

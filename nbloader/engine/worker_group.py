@@ -1,4 +1,4 @@
-"""The worker group: the workers of one loader, and what happens when one ends. Called on the loop's thread."""
+"""The worker group: the workers of one loader, and what happens when one ends. Called on the engine's thread."""
 
 from __future__ import annotations
 
@@ -604,7 +604,7 @@ class WorkerGroup:
         return self._present if inherits else []
 
     def clean_setup(self) -> WorkerSetup | None:
-        """Return the setup for workers that inherit nothing. Not called on the loop's thread: user code runs.
+        """Return the setup for workers that inherit nothing. Not called on the engine's thread: user code runs.
 
         Raises:
             DatasetTransferError: The dataset or a function cannot be sent to such workers.
@@ -654,7 +654,7 @@ class WorkerGroup:
         return [WorkerView(handle) for handle in self._present]
 
     def stack_request(self, worker: int) -> Callable[[], str]:
-        """Return a function that requests a worker's stack. It waits, and is not called on the loop's thread.
+        """Return a function that requests a worker's stack. It waits, and is not called on the engine's thread.
 
         Raises:
             NbloaderError: The worker is not running.

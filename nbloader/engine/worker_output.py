@@ -20,7 +20,7 @@ class Text(NamedTuple):
 class WorkerOutput:
     """Buffers the output of workers until a thread that may print shows it.
 
-    The kernel's streams send text to the cell in whose context they are written, so the loop's thread writes in the
+    The kernel's streams send text to the cell in whose context they are written, so the engine's thread writes in the
     context that the cell had when it began to iterate.
     """
 

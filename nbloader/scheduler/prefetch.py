@@ -122,7 +122,7 @@ POLICY: PrefetchPolicy = by_time
 class Window:
     """The prefetch window of one loader: it measures, and asks the policy for a plan whenever something has changed.
 
-    The loop's thread changes it. The consumer's thread reads it, too: a plan is replaced as a whole.
+    The engine's thread changes it. The consumer's thread reads it, too: a plan is replaced as a whole.
 
     Args:
         load: What the user said.

@@ -182,7 +182,7 @@ class WorkerHandle:
     def stack_request(self) -> Callable[[], str]:
         """Return a function that requests the worker's Python stack and waits for it.
 
-        This method is called on the loop's thread, the returned function on another one.
+        This method is called on the engine's thread, the returned function on another one.
 
         Raises:
             NbloaderError: There is no stack. The returned function raises it if the worker does not respond.
@@ -296,7 +296,7 @@ class WorkerSetup(Protocol):
 class WorkerPool(ABC):
     """The workers of one loader. A pool makes no decisions: it carries out the engine's requests and reports events.
 
-    All methods are called on the loop's thread, unless their docstring says otherwise. The methods that are not
+    All methods are called on the engine's thread, unless their docstring says otherwise. The methods that are not
     abstract are optional: not every kind needs them.
     """
 
