@@ -196,18 +196,32 @@ def test_a_prediction_has_an_interval_and_the_error_of_the_replay():
     assert more.speedup == pytest.approx(1, abs=0.02)
 
 
-@pytest.mark.unit
-def test_the_time_between_two_batches_of_a_worker_counts():
+def with_gaps(gaps: list[int], *, own: float = 0.0) -> Job:
+    """A job of two workers that use `own` cores each, with such gaps between their batches, ns; others use the rest."""
     jobs = [Job(0.1, 0, 0.005)] * 60
     records = [
         r._replace(worker=r.index % 2, dispatched=1, returned=round(1e9 + 0.06e9 * r.index), delivered=1, requested=1)
         for r in recorded(jobs, settings(2))
     ]
+    late = [sum(gaps[i % len(gaps)] for i in range(r.index // 2)) for r in records]
     records = [
-        r._replace(fetch_begin=r.fetch_begin + r.index // 2 * 20 * MS, collated=r.collated + r.index // 2 * 20 * MS)
-        for r in records
+        r._replace(fetch_begin=r.fetch_begin + by, collated=r.collated + by)
+        for r, by in zip(records, late, strict=True)
     ]
-    assert costs_of(records, Evidence())[30].job.waiting == pytest.approx(0.12, abs=0.002)
+    fields: dict[str, float] = dict.fromkeys((f.name for f in dataclasses.fields(Usage)), 0)
+    usage = Usage(**(fields | {"worker_cores": own}))  # type: ignore[arg-type]
+    return costs_of(records, Evidence(usage=usage, workers=2, cores=2, utilization=1.0))[30].job
+
+
+@pytest.mark.unit
+def test_the_time_between_two_batches_of_a_worker_counts():
+    assert with_gaps([20 * MS]).waiting == pytest.approx(0.12, abs=0.002)
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(("own", "waiting"), [(0.9, 0.12), (0.2, 0.19)], ids=["full", "taken"])
+def test_gaps_that_other_threads_of_the_loader_prolong_are_no_part_of_a_batch(own: float, waiting: float):
+    assert with_gaps([20 * MS, 90 * MS, 90 * MS], own=own).waiting == pytest.approx(waiting, abs=0.002)
 
 
 @pytest.mark.unit

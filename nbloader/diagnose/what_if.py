@@ -58,6 +58,9 @@ BLOCKS = 4
 MATCHES = 0.2
 """Largest relative error of the replay of the unchanged loop for which there is a prediction. Its interval is at least
 that wide to either side."""
+UNDISTURBED = 0.1
+"""Share of the gaps between two batches of a worker that no other thread on its core has prolonged, where the loader
+itself fills the cores."""
 ROUNDS, ENOUGH = 40, 0.01
 """Limits of the iteration in `_slowdown`: number of rounds, and relative precision of the cores used."""
 WIDE = 1.6
@@ -302,8 +305,9 @@ class Prediction:
 def costs_of(records: Sequence[BatchRecord], e: Evidence) -> list[Cost]:
     """Compute what each batch took.
 
-    If the loader itself fills the cores, the time for which a worker or the loop waited for a core is left out, because
-    the model adds it. Otherwise other programs cause the wait, and would do so with other settings too.
+    If the loader itself fills the cores, the time for which a worker or the loop waited for a core is left out, also
+    between two batches, because the model adds it. Otherwise other programs cause the wait, and would do so with other
+    settings too.
     """
     full = not taken_by_others(e)
     work = split_work(e)
@@ -312,7 +316,7 @@ def costs_of(records: Sequence[BatchRecord], e: Evidence) -> list[Cost]:
     computing, short = (0.0, 0.0) if e.usage is None else (e.usage.consumer_cpu / own, e.usage.consumer_core_wait / own)
     computing = min(1.0, computing)
     short = min(short, 1 - computing) if full else 0.0
-    between = _between(records)
+    between = _between(records, UNDISTURBED if full else 0.5)
     costs = []
     for r, sending in zip(records, _transfers(records), strict=True):
         made = elapsed_ns(r.fetch_begin, r.collated)
@@ -339,10 +343,14 @@ def costs_of(records: Sequence[BatchRecord], e: Evidence) -> list[Cost]:
     return costs
 
 
-def _between(records: Sequence[BatchRecord]) -> float:
-    """Median time of a worker between one batch and the next one that is already in its queue, ns.
+def _between(records: Sequence[BatchRecord], part: float) -> int:
+    """Time of a worker between one batch and the next one that is already in its queue, ns.
 
     It sends the first batch and receives the task of the second.
+
+    Args:
+        records: The batches.
+        part: The part of these times that is shorter: 0.5 for the median.
     """
     last: dict[int, BatchRecord] = {}
     gaps = []
@@ -351,7 +359,7 @@ def _between(records: Sequence[BatchRecord]) -> float:
         if before is not None and 0 < r.dispatched < before.collated < r.fetch_begin:
             gaps.append(r.fetch_begin - before.collated)
         last[r.worker] = r
-    return statistics.median(gaps) if gaps else 0.0
+    return sorted(gaps)[int(part * len(gaps))] if gaps else 0
 
 
 def _transfers(records: Sequence[BatchRecord]) -> list[float]:
