@@ -963,8 +963,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         trial takes a core.
 
         Args:
-            samples: Number of samples on which to try; 0 to list what is known without trying it. There may be more, so
-                that batches are whole. A trial that has taken 10 s ends with fewer samples. No trial begins after 60 s.
+            samples: Number of samples on which to try; 0 to list what is known without trying it. There are more if
+                batches would not be whole, or if samples are fast: up to ten times as many. A trial that has taken 10 s
+                ends with fewer samples. No trial begins after 60 s.
             report: Called before each trial, with its name, its number from 0, and the number of trials. Without it, a
                 progress bar is shown, if tqdm is installed.
 

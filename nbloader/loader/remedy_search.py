@@ -48,6 +48,9 @@ SHOWN = 80
 GROUP = 16
 """Maximum number of samples that are measured together. They are a batch, if it is not larger, so that what a batch
 costs is divided among as many samples as in the loop."""
+FAST_SECONDS, FAST = 0.05, 10
+"""If all samples on which to try take less than this time, more are taken, at most this many times as many. The first
+ones find caches that are cold, which a worker finds only once."""
 PRECISION = 0.1
 """Relative error of what a sample takes with the rewritten code, as a trial measures it."""
 TRIAL_SECONDS = 10.0
@@ -199,13 +202,21 @@ class Scout:
         if self.samples.iterable:
             return list(range(self.count)), NO_FACTS
         indices = indices_of(dataset, self.sampler, self.count, batch_size)
+        produce = Produce(self.samples._replace(collate_fn=None))
         try:
             samples = len(dataset)
         except TypeError:
             samples = 0
         try:
+            begin = time.perf_counter()
             with measure_returned() as returned:
-                sample = Produce(self.samples._replace(collate_fn=None))(indices[:1])[0]
+                sample = produce(indices[:1])[0]
+            if time.perf_counter() - begin < FAST_SECONDS:
+                begin = time.perf_counter()
+                produce(indices[1:2])  # the first one may have imported something, or opened a file
+                more = min(FAST, FAST_SECONDS / (time.perf_counter() - begin) / max(1, self.count))
+                if more > 1:
+                    indices = indices_of(dataset, self.sampler, round(self.count * more), batch_size)
         except Exception:  # noqa: BLE001 - the sample is broken, which its epoch has said
             return indices, Facts(samples=samples)
         parts = _parts(sample)
