@@ -35,7 +35,7 @@ from PIL import Image
 import nbloader
 from nbloader.diagnose.what_if import Prediction
 from nbloader.events.stack_samples import CodeLine, StackCount
-from nbloader.loader.remedy_search import Samples, Scout, results_of, search
+from nbloader.loader.remedy_search import Samples, Scout, _rank, results_of, search
 from nbloader.metrics.hot_lines import HotLine, HotLines, find_hot_lines
 from nbloader.remedies.advice import Advice, short_advice
 from nbloader.remedies.changed_lines import changed_lines
@@ -2636,10 +2636,20 @@ def test_a_cache_with_several_results_per_sample_needs_room_for_all():
         "The cache takes 30.0 MB for all samples, 1.00 MB for each."
         in result("x", 2.0, cached=Kept(30_000_000, 30, 30), kept_in_all=3e7).measurement()
     )
-    assert (
-        "The cache takes about 5.00 MB for all samples: in the trial, 30 samples share 3 results of 1.00 MB."
-        in result("x", 2.0, cached=Kept(3_000_000, 3, 30), kept_in_all=5e6).measurement()
-    )
+
+
+@pytest.mark.parametrize(("results", "first"), [(1, True), (3, True), (4, False), (30, False)])
+def test_a_cache_whose_results_many_samples_share_gains_in_the_first_epoch(results, first):
+    kept = Kept(results * 1_000_000, results, 30)
+    cache = result("x", 1.3, saves="later", cached=kept, kept_in_all=5e6)
+    assert cache.helps is first, "it takes little memory"
+    told = cache.measurement()
+    assert ("with the remedy from the second epoch on" in told) is not first
+    shared = f"The cache takes about 5.00 MB for all samples: in the trial, 30 samples share {results} result"
+    assert (shared in told) is (results < 30)
+    assert told.endswith(" of 1.00 MB, so the first epoch is faster, too.") is first
+    cache = replace(cache, before=Cost(3.0, 0.0))
+    assert (sorted([result("y", 2.5), cache], key=_rank)[0] is cache) is first
 
 
 @pytest.mark.parametrize(("limit", "measurements"), [("TRIAL_SECONDS", 1), ("SEARCH_SECONDS", 0)])

@@ -301,8 +301,8 @@ def search(
 
 
 def _rank(found: RemedyResult) -> tuple[bool, float]:
-    """Sort what was tried first, and what gains most. The gain of a cache, which takes memory, counts half."""
-    return not found.samples, -found.gain / (2 if found.proposal.saves == "later" else 1)
+    """Sort what was tried first, and what gains most. What gains from the second epoch on counts half."""
+    return not found.samples, -found.gain / (2 if found.gains_later else 1)
 
 
 def _known(sites: Sequence[Site]) -> list[_Found]:

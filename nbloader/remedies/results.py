@@ -23,10 +23,12 @@ CLOSE = 0.025
 MIN_GAIN = 1.1
 """A remedy is not shown if it gains less, for a sample or for the loop, or loses."""
 CLEAR_GAIN = 1.5
-"""Smallest gain of a cache, which takes memory and gains only from the second epoch on. Another remedy whose samples
+"""Smallest gain of a cache that takes memory and gains only from the second epoch on. Another remedy whose samples
 gain as much is shown whatever is predicted for the loop."""
 MIN_SAVED = 5e-6
 """Smallest gain per sample, seconds. Less is within the precision of a trial."""
+MANY = 10
+"""If at least so many samples share each result of a cache, the first epoch gains, too."""
 _SOURCE = 70
 NOTHING = Cost(0.0, 0.0)
 
@@ -91,6 +93,12 @@ class RemedyResult:
         return None if self.prediction is None else self.prediction.speedup
 
     @property
+    def gains_later(self) -> bool:
+        """Whether the first epoch gains nothing: a cache, unless many samples share each result."""
+        _nbytes, results, samples = self.cached
+        return self.proposal.saves == "later" and not 0 < MANY * results <= samples
+
+    @property
     def kept(self) -> float:
         """Memory that the cache takes for a result, bytes; 0 if the remedy is no cache."""
         return self.cached.nbytes / self.cached.results if self.cached.results > 0 else 0.0
@@ -117,7 +125,7 @@ class RemedyResult:
             return False
         if p.loop and (self._slows_the_loop or not self.keeps_values):
             return False
-        enough = self.gain >= (CLEAR_GAIN if p.saves == "later" else MIN_GAIN)
+        enough = self.gain >= (CLEAR_GAIN if self.gains_later else MIN_GAIN)
         enough &= p.saves in ("lock", "threads") or self.before.seconds - self.after.seconds >= MIN_SAVED
         return enough and self._speeds_up_the_loop and not self.difference.problem
 
@@ -194,7 +202,8 @@ class RemedyResult:
         in_all, each, (_nbytes, results, samples) = megabytes(self.kept_in_all), megabytes(self.kept), self.cached
         if results < samples:
             shared = f"{plural(samples, 'sample')} share {plural(results, 'result')} of {each}"
-            return f"The cache takes about {in_all} for all samples: in the trial, {shared}."
+            first = "" if self.gains_later else ", so the first epoch is faster, too"
+            return f"The cache takes about {in_all} for all samples: in the trial, {shared}{first}."
         return f"The cache takes {in_all} for all samples, {each} for each."
 
     def cells(self) -> tuple[str, ...]:
@@ -225,7 +234,7 @@ class RemedyResult:
         threads = self.proposal.saves == "threads"
         kind = " of CPU time" if threads else ""
         before, after = (cost.computing if threads else cost.seconds for cost in (self.before, self.after))
-        later = " from the second epoch on" if self.proposal.saves == "later" else ""
+        later = " from the second epoch on" if self.gains_later else ""
         return f"{duration(before)}{kind} now, {duration(after)} with the remedy{later} ({factor(self.gain)})"
 
 
@@ -307,7 +316,7 @@ def choice_of(group: Sequence[RemedyResult]) -> str:
     if len(group) == 1:
         return ""
     number = {2: "two", 3: "three", 4: "four"}.get(len(group), str(len(group)))
-    if len({one.proposal.saves == "later" for one in group}) > 1:  # a cache adds to what makes the rest faster
+    if len({one.gains_later for one in group}) > 1:  # a cache adds to what makes the rest faster
         return (
             f"Begin with one of the next {number}: they change the same code. Then call remedies() again for the rest."
         )
