@@ -42,7 +42,7 @@ from nbloader.remedies.changed_lines import changed_lines
 from nbloader.remedies.difference import difference
 from nbloader.remedies.kinds import REMEDIES
 from nbloader.remedies.pictures import pictures_of, size_of
-from nbloader.remedies.results import Remedies, RemedyResult
+from nbloader.remedies.results import Remedies, RemedyResult, best_of, without_lesser
 from nbloader.remedies.returned import measure_returned
 from nbloader.remedies.site import UNKNOWN, Edit, Facts, locate, site_of
 from nbloader.remedies.threads import VARIABLES, blas_threads
@@ -2390,6 +2390,59 @@ def test_a_remedy_is_tried_on_the_samples_and_nothing_is_changed(archive):
     assert "kept_load_rows" not in globals()
 
 
+class Weighted:
+    """Draws items with probabilities."""
+
+    def __init__(self):
+        weights = np.random.default_rng(0).random(60)
+        self.weights = weights / weights.sum()
+        self.items = np.arange(60) * 0.5
+
+
+@pytest.mark.parametrize(
+    ("draw", "found"),
+    [
+        ("np.random.choice(60, p=self.weights)", 1),
+        ("np.random.choice(np.int64(60), size=None, p=self.weights)", 1),
+        ("np.random.choice(self.items, 4, True, self.weights)", 1),
+        ("np.random.choice(self.items, size=(2, 3), p=self.weights)", 1),
+        ("np.random.choice(60, (2, 3), p=self.weights), np.random.choice(self.items, p=self.weights)", 1),
+        ("np.random.choice(60, 4, False, self.weights)", 0),
+        ("np.random.choice(60, 4, p=self.weights[::-1])", 0),
+        ("np.random.choice(60)", 0),
+        ("np.random.choice(*[60], p=self.weights)", 0),
+        ("np.random.choice(60, **{'p': self.weights})", 0),
+    ],
+)
+def test_items_are_drawn_with_sums_that_are_computed_once(draw, found, tmp_path):
+    function = defined(tmp_path, f"import numpy as np\ndef f(self):\n    return {draw}")
+    owner = type("Drawing", (Weighted,), {"f": function})()
+    listed = proposals("weighted-choice", function, owner=owner)
+    assert len(listed) == found
+    for proposal in listed:
+        new = rewritten(function, proposal)
+        for seed in range(20):
+            np.random.seed(seed)
+            usual, after = function(owner), np.random.random()
+            np.random.seed(seed)
+            drawn = new(owner)
+            assert np.random.random() == after, "as many random numbers are drawn"
+            for one, other in zip(*(x if type(x) is tuple else (x,) for x in (usual, drawn)), strict=True):
+                assert type(one) is type(other)
+                np.testing.assert_array_equal(one, other)
+
+
+def test_probabilities_that_change_are_added_up_each_time(tmp_path):
+    source = """\
+        import numpy as np
+        def f(self):
+            self.weights[0] = 0
+            return np.random.choice(60, p=self.weights)
+        """
+    function = defined(tmp_path, source)
+    assert not proposals("weighted-choice", function, owner=type("Drawing", (Weighted,), {"f": function})())
+
+
 class Volumes:
     """Takes fifty samples from each of four volumes, which it computes for each sample."""
 
@@ -2615,6 +2668,56 @@ def test_samples_of_one_file_share_what_is_kept(path, tmp_path):
     found = proposals("same-each-epoch", function, facts=Facts(samples=100, nbytes=1000))
     assert all("def same_each_epoch_f(path):\n    rows = np.loadtxt(path)\n" in proposal.helper for proposal in found)
     assert found
+
+
+def test_a_list_that_is_filled_is_kept_with_what_fills_it(tmp_path):
+    source = """\
+        import datetime
+        def f(path):
+            events = []
+            with open(path) as file:
+                for line in file:
+                    time = datetime.datetime.fromisoformat(line.strip())
+                    events.append((time, len(line)))
+            return events
+        """
+    function = defined(tmp_path, source)
+    (proposal, *_others) = proposals("same-each-epoch", function, facts=Facts(samples=100, nbytes=1000))
+    assert "def same_each_epoch_f(path):\n    events = []\n    with open(path) as file:" in proposal.helper
+    assert "return same_each_epoch_f(path)" in proposal.code
+    clock = defined(tmp_path, "from time import time\ndef f(x):\n    y = len(str(x)) + time()\n    return y")
+    assert not proposals("same-each-epoch", clock, facts=Facts(samples=100, nbytes=1000))
+
+
+def test_what_all_samples_share_is_offered_beside_a_cache_of_each():
+    each = result("each", 20.0, [2], saves="later", cached=Kept(30, 30, 30))
+    shared = result("shared", 5.0, [2], saves="later", cached=Kept(1, 1, 30))
+    weak = replace(shared, before=Cost(1.05, 0.0))
+    assert best_of([each, shared]) == [shared, each]
+    assert best_of([each, weak]) == [each]
+    assert best_of([replace(each, before=Cost(1.0, 0.0)), shared]) == [shared]
+    code = result("code", 6.0, [2])
+    assert without_lesser([each, code, shared]) == [each, code], "the code gains more, and keeps nothing"
+    assert without_lesser([each, code, replace(shared, before=Cost(9.0, 0.0))])[2].gain == 9
+    listed = Remedies([each, shared])
+    assert [one.name for one in listed] == ["shared", "each"], "what gains at once comes first"
+    assert repr(listed).startswith("Begin with one of the next two")
+
+
+def test_nothing_random_is_to_be_kept(tmp_path):
+    source = """\
+        import numpy as np
+        class f:
+            def __getitem__(self, i):
+                return np.random.permutation(10**5)[:2], i
+        """
+    data = defined(tmp_path, source)()
+    hot = HotLines(lines=(line_of(type(data).__getitem__, 1),), samples=100)
+    assert "nbloader.cached" not in repr(search(hot, Samples(data, None, (), iterable=False), None, None))
+    (tmp_path / "module.py").unlink()
+    usual = defined(tmp_path, source.replace("random.permutation", "zeros"))()
+    hot = HotLines(lines=(line_of(type(usual).__getitem__, 1),), samples=100)
+    assert "nbloader.cached" in repr(search(hot, Samples(usual, None, (), iterable=False), None, None))
 
 
 @pytest.mark.parametrize(("samples", "per_file"), [(1000, 100), (1000, 20), (100, 2), (200, 3), (30, 5), (500, 1)])

@@ -26,11 +26,12 @@ from nbloader.events.stack_samples import CodeLine, StackCount
 from nbloader.metrics.hot_lines import HotLine, HotLines, blamed_line
 from nbloader.remedies.changed_lines import changed_lines
 from nbloader.remedies.difference import array_of
+from nbloader.remedies.flow import is_random
 from nbloader.remedies.free_names import with_free_names
 from nbloader.remedies.kinds import REMEDIES
 from nbloader.remedies.pictures import size_of
 from nbloader.remedies.remedy import Proposal
-from nbloader.remedies.results import Remedies, RemedyResult, best_of, summed
+from nbloader.remedies.results import Remedies, RemedyResult, best_of, summed, without_lesser
 from nbloader.remedies.returned import measure_returned
 from nbloader.remedies.site import NO_FACTS, Facts, Site, locate, replaceable
 from nbloader.remedies.threads import blas_threads, opencv_threads
@@ -282,12 +283,12 @@ def search(
             if report is not None:
                 report(found.name, number, len(known))
             shown.begin(found.site.line.place)
-            one = _tried(found, samples, run, shown, end)
-            one = replace(one, changed=changed_lines(found.site, one.proposal), in_class=found.site.in_class)
-            if one.proposal.saves == "lock":
-                one = replace(one, locked=_lock_wait(hot, one.line))
-            tried.append(_predicted(one, hot, predict))
-    helping = sorted((one for one in tried if one.helps), key=_rank)
+            for result in _tried(found, samples, run, shown, end):
+                one = replace(result, changed=changed_lines(found.site, result.proposal), in_class=found.site.in_class)
+                if one.proposal.saves == "lock":
+                    one = replace(one, locked=_lock_wait(hot, one.line))
+                tried.append(_predicted(one, hot, predict))
+    helping = without_lesser(sorted((one for one in tried if one.helps), key=_rank))
     for one in tried:
         if one.raised:
             log.debug("the remedy %s for %s: %s", one.name, one.line.place, one.problem)
@@ -295,7 +296,8 @@ def search(
     slowest = next((site for site in sites if site.line is lines[0]), None)
     kept = slowest is not None and (slowest.is_kept or _calls_kept(slowest))
     batches = slowest is not None and slowest.function is samples.collate_fn  # they differ from epoch to epoch
-    cache = not (kept or batches or any(one.proposal.saves == "later" for one in useless))
+    random = slowest is not None and is_random(slowest, list(slowest.nodes))
+    cache = not (kept or batches or random or any(one.proposal.saves == "later" for one in useless))
     note = "" if helping else _nothing_helps(lines[0], sites, hot, _remains(cache=cache, more_workers=more_workers))
     return Remedies(helping, note, useless)
 
@@ -428,14 +430,16 @@ def _is_at(code: CodeLine, line: HotLine) -> bool:
     return (code.file, code.line) == (line.file, line.line)
 
 
-def _tried(found: _Found, samples: Samples, run: Run, shown: Bar, end: float) -> RemedyResult:
+def _tried(found: _Found, samples: Samples, run: Run, shown: Bar, end: float) -> list[RemedyResult]:
     line, name, proposals = found.site.line, found.name, found.proposals
     if found.untried(samples):
-        return RemedyResult(line, name, proposals[0], problem=proposals[0].untried)
+        return [RemedyResult(line, name, proposals[0], problem=proposals[0].untried)]
     roots = [part for part in (samples.dataset, samples.collate_fn) if part is not None]
     groups = _groups(line, samples)
     results = []
-    for number, proposal in enumerate(proposals):
+    waiting = list(proposals)
+    while waiting:
+        proposal = waiting.pop(0)
         if time.perf_counter() >= end:
             late = f"other trials have taken {SEARCH_SECONDS:.0f} s"
             results.append(RemedyResult(line, name, proposal, problem=late))
@@ -462,9 +466,10 @@ def _tried(found: _Found, samples: Samples, run: Run, shown: Bar, end: float) ->
         if samples.collate_fn is None:  # the parts are those of a list of samples
             one = replace(one, parts=tuple(dict.fromkeys(part.partition("]")[2] for part in one.parts)))
         results.append(_fitting(one, samples.facts.samples))
-        if proposal.saves == "later" and results[-1].helps:  # the others keep less of the work
-            shown.add(sum(map(len, groups[1:])) * (len(proposals) - number - 1))
-            break
+        if proposal.saves == "later" and results[-1].helps:  # the others keep less; all samples may share the shortest
+            last = waiting[-1:] if results[-1].gains_later else []
+            shown.add(sum(map(len, groups[1:])) * (len(waiting) - len(last)))
+            waiting = last
     return best_of(results)
 
 

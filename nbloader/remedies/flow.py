@@ -14,12 +14,16 @@ from nbloader.remedies.changes import changes_shared, takes_shared
 from nbloader.remedies.site import UNKNOWN, Node, Site
 from nbloader.workers.reachable import is_generator, reachable
 
+OUTSIDE = r"^print$|perf_counter|^time$|^now$"
 RANDOM = re.compile(
-    r"rand|rng|augment|jitter|dropout|(?<!de)noise|shuffle|permut|choice|uniform|bernoulli|gauss|worker_info|^print$|"
-    r"perf_counter|^time$|^now$",
+    r"rand|rng|augment|jitter|dropout|(?<!de)noise|shuffle|permut|choice|uniform|bernoulli|gauss|worker_info|"
+    rf"{OUTSIDE}",
     re.IGNORECASE,
 )
-"""Names that stand for something that is not the same in each epoch, or for output. A trial finds what they miss."""
+"""Names that stand for something that is not the same in each epoch, or for output. A trial finds what they miss.
+
+Those of `OUTSIDE` may be variables of the function that stand for something else.
+"""
 MAX_OBJECTS = 300
 """Maximum number of objects in which generators and names are looked for."""
 LEAVES = (ast.Return, ast.Yield, ast.YieldFrom, ast.Await, ast.Global, ast.Nonlocal, ast.AsyncFor, ast.AsyncWith)
@@ -127,7 +131,9 @@ def is_random(site: Site, nodes: Sequence[ast.AST]) -> bool:
     for node in inside(nodes):
         if not isinstance(node, (ast.Name, ast.Attribute)):
             continue
-        if RANDOM.search(node.id if isinstance(node, ast.Name) else node.attr):
+        name = node.id if isinstance(node, ast.Name) else node.attr
+        own = isinstance(node, ast.Name) and name in site.function.__code__.co_varnames
+        if RANDOM.search(name) and not (own and re.search(OUTSIDE, name)):
             return True
         target = site.target(node)
         if target is UNKNOWN or isinstance(target, (ModuleType, type)):

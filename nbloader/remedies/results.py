@@ -192,7 +192,8 @@ class RemedyResult:
         if self.kept:
             text += f" {self._memory()}"
         if self.prediction is not None and self._speedup is not None:
-            text += f" The loop would be {self.prediction.gain(' as fast')}."
+            later = " from the second epoch on" if self.gains_later else ""
+            text += f" The loop would be {self.prediction.gain(' as fast')}{later}."
         elif self.prediction is not None:
             text += f" There is no prediction for the loop: {self.prediction.reason}."
         return text
@@ -300,7 +301,10 @@ class Remedies(Sequence[RemedyResult]):
 
 
 def alternatives(results: Sequence[RemedyResult]) -> list[list[RemedyResult]]:
-    """Return the remedies in groups, of each of which only one can be chosen, in the order of their best ones."""
+    """Return the remedies in groups, of each of which only one can be chosen, in the order of their best ones.
+
+    In a group, what clearly gains in the first epoch comes before a cache, which can be added afterwards.
+    """
     groups: list[list[RemedyResult]] = []
     for one in results:
         group = next((group for group in groups if all(map(one.excludes, group))), None)
@@ -308,7 +312,12 @@ def alternatives(results: Sequence[RemedyResult]) -> list[list[RemedyResult]]:
             groups.append([one])
         else:
             group.append(one)
-    return groups
+    return [sorted(group, key=_waits) for group in groups]
+
+
+def _waits(one: RemedyResult) -> bool:
+    """Whether a remedy gains little or nothing in the first epoch, or changes the samples."""
+    return one.gains_later or one.gain < CLEAR_GAIN or not one.difference.equal
 
 
 def choice_of(group: Sequence[RemedyResult]) -> str:
@@ -377,6 +386,25 @@ def summed(line: HotLine, name: str, proposal: Proposal, measured: Sequence[Meas
     )  # fmt: skip
 
 
-def best_of(results: Sequence[RemedyResult]) -> RemedyResult:
-    """Return the result to show of several proposals for one line: the fastest one that keeps the values."""
-    return max(results, key=lambda one: (bool(one.samples), one.helps, one.keeps_values, one.gain))
+def best_of(results: Sequence[RemedyResult]) -> list[RemedyResult]:
+    """Return the results to show of several proposals for one line: the fastest one that keeps the values.
+
+    Of caches, this may be two: one that gains in the first epoch, too, and one that gains only later.
+    """
+    at_once = [one for one in results if one.proposal.saves == "later" and one.helps and not one.gains_later]
+    others = [one for one in results if one not in at_once]
+    kinds = [kind for kind in (at_once, others) if kind]
+    return [
+        max(kind, key=lambda one: (bool(one.samples), one.helps, one.keeps_values, one.gain)) for kind in kinds
+        if kind is at_once or not at_once or any(one.helps for one in kind)
+    ]  # fmt: skip
+
+
+def without_lesser(results: Sequence[RemedyResult]) -> list[RemedyResult]:
+    """Return the results without caches that gain in the first epoch, if something else for their code gains more."""
+    others = [one for one in results if one.proposal.saves != "later"]
+    return [
+        one for one in results
+        if one.proposal.saves != "later" or one.gains_later
+        or not any(other.gain >= one.gain and one.excludes(other) for other in others)
+    ]  # fmt: skip

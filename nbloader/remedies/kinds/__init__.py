@@ -44,6 +44,7 @@ from nbloader.remedies.kinds import (
     sql_lookup,
     tiff_pages,
     tokenizer_per_sample,
+    weighted_choice,
     whole_array,
 )
 from nbloader.remedies.remedy import Remedy
@@ -80,6 +81,7 @@ REMEDIES: tuple[Remedy, ...] = (
     numbers_one_by_one.REMEDY,
     float_in_workers.REMEDY,
     regular_expressions.REMEDY,
+    weighted_choice.REMEDY,
     list_membership.REMEDY,
     computed_each_time.REMEDY,
     deep_copy.REMEDY,

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from nbloader._platform import available_memory
 from nbloader.cache.sample_cache import MEMORY_SHARE
 from nbloader.remedies import flow
+from nbloader.remedies.changes import changed_in_place, root_of
 from nbloader.remedies.moved import Arguments, are_whole_lines, text_of
 from nbloader.remedies.remedy import Proposal
 from nbloader.remedies.site import UNKNOWN, Edit, Site
@@ -89,11 +90,11 @@ def _parts(site: Site) -> Iterator[_Part]:
     first = slow
     while first and keeps[first - 1]:
         first -= 1
-    while first < slow and _is_light(site, body[first]):
-        first += 1
     end = first
     while end < len(body) and keeps[end]:
         end += 1
+    while first < slow and _is_light(site, body[first]) and not _is_filled(body[first], body[first + 1 : end]):
+        first += 1
     for cut in range(end, slow, -1):
         yield _Part(body[:first], body[first:cut], body[cut:])
 
@@ -102,6 +103,12 @@ def _can_keep(site: Site, stmt: ast.stmt, *, last: bool) -> bool:
     if last and isinstance(stmt, ast.Return) and stmt.value is not None:
         return flow.can_move(site, [stmt.value])
     return flow.can_move(site, [stmt])
+
+
+def _is_filled(stmt: ast.stmt, later: Sequence[ast.stmt]) -> bool:
+    """Whether later statements change what a statement assigns, as `append` does: then it is no argument for them."""
+    roots = [root_of(node) for one in later for node in changed_in_place(one)]
+    return not {root.id for root in roots if root is not None}.isdisjoint(flow.assigned([stmt]))
 
 
 def _is_light(site: Site, stmt: ast.stmt) -> bool:
