@@ -225,6 +225,18 @@ def test_gaps_that_other_threads_of_the_loader_prolong_are_no_part_of_a_batch(ow
 
 
 @pytest.mark.unit
+@pytest.mark.parametrize(("own", "step"), [(0.9, 0.001), (0.2, 0.007)], ids=["full", "taken"])
+def test_batches_are_opened_faster_without_the_workers_on_the_core_of_the_loop(own: float, step: float):
+    fields: dict[str, float] = dict.fromkeys((f.name for f in dataclasses.fields(Usage)), 0)
+    e = Evidence(usage=Usage(**(fields | {"worker_cores": own})), workers=2, cores=2)  # type: ignore[arg-type]
+    records = [
+        r._replace(requested=r.delivered - took, in_order=r.delivered - took, returned=r.delivered)
+        for r, took in zip(recorded([Job(0.1, 0, 0)] * 60, settings(2)), [MS, 10 * MS, 10 * MS] * 20, strict=True)
+    ]
+    assert sum(cost.job.step for cost in costs_of(records, e)) / 60 == pytest.approx(step)
+
+
+@pytest.mark.unit
 @pytest.mark.parametrize(("own", "waiting"), [(0.9, 0.05), (0.2, 0.08)])
 def test_a_wait_for_a_core_is_left_out_if_the_loader_itself_uses_the_cores(own: float, waiting: float):
     fields: dict[str, float] = dict.fromkeys((f.name for f in dataclasses.fields(Usage)), 0)

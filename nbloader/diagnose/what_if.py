@@ -317,6 +317,7 @@ def costs_of(records: Sequence[BatchRecord], e: Evidence) -> list[Cost]:
     computing = min(1.0, computing)
     short = min(short, 1 - computing) if full else 0.0
     between = _between(records, UNDISTURBED if full else 0.5)
+    opening = _undisturbed(records) if full else 1.0
     costs = []
     for r, sending in zip(records, _transfers(records), strict=True):
         made = elapsed_ns(r.fetch_begin, r.collated)
@@ -334,13 +335,20 @@ def costs_of(records: Sequence[BatchRecord], e: Evidence) -> list[Cost]:
             between,
             elapsed_ns(r.collated, r.received) if r.transport == "pickle" else 0,
             drawn,
-            there - drawn,
+            (there - drawn) * opening,
             step * (1 - short),
             step * computing,
             sending,
         )
         costs.append(Cost(max(1, r.samples), r.nbytes, *(ns / 1e9 for ns in nanoseconds)))
     return costs
+
+
+def _undisturbed(records: Sequence[BatchRecord]) -> float:
+    """The part of the time to build the batches that is left without the threads that share the loop's core."""
+    times = sorted(elapsed_ns(max(r.requested, r.in_order), r.delivered) for r in records)
+    mean = sum(times) / len(times) if times else 0
+    return min(1.0, times[int(UNDISTURBED * len(times))] / mean) if mean else 1.0
 
 
 def _between(records: Sequence[BatchRecord], part: float) -> int:
