@@ -23,7 +23,7 @@ import csv
 import dataclasses
 import gzip
 import http.server
-import importlib.util
+import importlib
 import itertools
 import json
 import math
@@ -908,8 +908,12 @@ def machine_cpu() -> float:
 
 def row_of(loader: Loader) -> Row:
     """Run a loader in a folder of its own; an error is the row's problem."""
-    if loader.needs and importlib.util.find_spec(loader.needs) is None:
-        return Row(loader.name, problem=f"it needs {loader.needs}")
+    if loader.needs:
+        try:
+            importlib.import_module(loader.needs)
+        except Exception as error:
+            reason = f"it needs {loader.needs}, which cannot be imported ({type(error).__name__})"
+            return Row(loader.name, problem=reason)
     with tempfile.TemporaryDirectory() as folder:
         try:
             return run(loader, Path(folder))
