@@ -401,10 +401,10 @@ def best_of(results: Sequence[RemedyResult]) -> list[RemedyResult]:
 
 
 def without_lesser(results: Sequence[RemedyResult]) -> list[RemedyResult]:
-    """Return the results without caches that gain in the first epoch, if something else for their code gains more."""
+    """Return the results without caches that gain in the first epoch, if other code gains about as much, or more."""
     others = [one for one in results if one.proposal.saves != "later"]
     return [
         one for one in results
         if one.proposal.saves != "later" or one.gains_later
-        or not any(other.gain >= one.gain and one.excludes(other) for other in others)
+        or not any(other.gain * CLEAR_GAIN >= one.gain and one.excludes(other) for other in others)
     ]  # fmt: skip

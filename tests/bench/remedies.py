@@ -566,8 +566,6 @@ class Row:
     difference: str = ""
     """By how much a sample differs."""
     predicted: float | None = None
-    at_least: int = 0
-    """The bound that the screen shows instead of a large prediction, as in "over 10x"; 0 if it shows the prediction."""
     measured: float | None = None
     seconds: float = 0.0
     """Time to read the screen."""
@@ -575,6 +573,8 @@ class Row:
     """Why the loader could not be measured; "" if it was."""
     another_run: bool = False
     """Whether it was measured after the other rows."""
+    at_least: int = 0
+    """The bound that the screen shows instead of a large prediction, as in "over 10x"; 0 if it shows the prediction."""
 
 
 @dataclasses.dataclass
