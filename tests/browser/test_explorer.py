@@ -249,7 +249,8 @@ def test_a_click_in_the_dashboard_opens_a_sample_and_a_batch_while_a_cell_is_bus
     canvas = dashboard.locator(".nbl-panel-timeline canvas")
     canvas.press("Enter")
     drawer.locator(".nbx-title", has_text="of epoch").wait_for()
-    drawer.locator(".nbl-note", has_text="4\N{MULTIPLICATION SIGN}96\N{MULTIPLICATION SIGN}128").first.wait_for()
+    shape = re.compile("[34]\N{MULTIPLICATION SIGN}96\N{MULTIPLICATION SIGN}128")  # one batch lacks the failed sample
+    drawer.locator(".nbl-note", has_text=shape).first.wait_for()
     drawer.get_by_role("button", name="Show the batch as the loop got it").click()
     drawer.locator(".nbx-detail").get_by_role("slider", name="picture of image").wait_for()
     screenshot(page, "batch-from-dashboard")
