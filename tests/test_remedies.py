@@ -2541,6 +2541,28 @@ def test_a_change_that_is_far_slower_is_not_tried_on_all_samples(monkeypatch):
     )
 
 
+@pytest.mark.parametrize(("samples", "first", "measured"), [(3, 3, [3]), (9, 4, [4]), (42, 12, [4] * 7)])
+def test_what_is_done_once_per_process_is_done_before_the_samples_that_are_measured(
+    monkeypatch, samples, first, measured
+):
+    class Remedy:
+        name = "remedy"
+
+        def propose(self, site):
+            return [nbloader.remedies.remedy.Proposal("Why.", "Instead.", site.source + "\n", short="Keep files")]
+
+    groups = []
+
+    def run(trial):
+        groups.extend(map(len, trial.groups))
+        return ()
+
+    monkeypatch.setattr("nbloader.loader.remedy_search.REMEDIES", (Remedy(),))
+    tried = Samples(Quick(), None, list(range(samples)), iterable=False, batch_size=4)
+    search(HotLines(lines=(line_of(Quick.__getitem__, 1),), samples=100), tried, run, None)
+    assert groups == [first, *measured]
+
+
 KEEPS = """\
 def f(index):
     return kept(index)

@@ -49,7 +49,7 @@ SHOWN = 80
 GROUP = 16
 """Maximum number of samples that are measured together. They are a batch, if it is not larger, so that what a batch
 costs is divided among as many samples as in the loop."""
-FAST_SECONDS, FAST = 0.05, 10
+FAST_SECONDS, FAST = 0.2, 10
 """If all samples on which to try take less than this time, more are taken, at most this many times as many. The first
 ones find caches that are cold, which a worker finds only once."""
 PRECISION = 0.1
@@ -508,8 +508,8 @@ def results_of(samples: int, tried: Kept) -> float:
 def _groups(line: HotLine, samples: Samples) -> list[Sequence[Any]]:
     """Return the indices that are measured together: a batch, or `GROUP` of a larger one unless the line collates.
 
-    The first group is for what is done once per process. If there is only one, because the dataset has few samples, it
-    serves for both.
+    The first one is for what is done once per process, such as reading a file that many samples share, and is a third
+    of the samples if they are many. If there is only one group, because the dataset has few samples, it serves for both.
     """
     if samples.iterable:
         return [samples.indices, samples.indices]
@@ -517,8 +517,13 @@ def _groups(line: HotLine, samples: Samples) -> list[Sequence[Any]]:
     size = samples.batch_size if whole else min(GROUP, samples.batch_size)
     indices = samples.indices
     groups = [indices[start : start + size] for start in range(0, len(indices), size)]
+    if len(groups) > 2 and len(groups[-1]) < size:  # noqa: PLR2004 - one to measure, and one before it
+        groups.pop()
     groups.sort(key=len)  # a smaller one is the first, which is not measured
-    return groups if len(groups) > 1 else groups * 2
+    if len(groups) == 1:
+        return groups * 2
+    first = max(1, len(groups) // 3)
+    return [list(itertools.chain.from_iterable(groups[:first])), *groups[first:]]
 
 
 def _parts(sample: Any) -> list[Any]:
