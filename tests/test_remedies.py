@@ -2432,6 +2432,58 @@ def test_items_are_drawn_with_sums_that_are_computed_once(draw, found, tmp_path)
                 np.testing.assert_array_equal(one, other)
 
 
+DATES = (
+    *("2026-11-30", "2026-11-30 09:15", "2026-11-30 09:15:07", "2026-11-30T09:15:07", "2026-11-30 09:15:07.250000"),
+    *("2026-11-30 09:15:07.25", "2026-11-30T09:15:07+01:00", "30 Nov 2026", "11/30/2026", "2026-1-3", "9:15", "none"),
+)
+
+
+@pytest.mark.parametrize(
+    ("read", "found"),
+    [
+        ("parser.parse(text)", 1),
+        ("[parser.parse(one) for one in (text, text)]", 1),
+        ("datetime.strptime(text, '%Y-%m-%d')", 1),
+        ("datetime.strptime(text, FORM)", 1),
+        ("dt.datetime.strptime(text, '%Y-%m-%d %H:%M:%S.%f')", 1),
+        ("dt.datetime.strptime(text, '%Y-%m-%dT%H:%M:%S')", 1),
+        ("pd.to_datetime(text)", 1),
+        ("pd.to_datetime([text, text])", 1),
+        ("parser.parse(text, dayfirst=True)", 0),
+        ("parser.parse(*[text])", 0),
+        ("datetime.strptime(text, '%d.%m.%Y')", 0),
+        ("datetime.strptime(text, '%Y-%m-%d %H')", 0),
+        ("pd.to_datetime(text, utc=True)", 0),
+        ("(lambda parse: parse(text))(parser.parse)", 0),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Could not infer format")
+def test_dates_in_iso_format_are_read_by_a_parser_for_them(read, found, tmp_path):
+    pytest.importorskip("dateutil")
+    source = f"""\
+        import datetime as dt
+        from datetime import datetime
+        import pandas as pd
+        from dateutil import parser
+        FORM = "%Y-%m-%d %H:%M"
+        def f(text):
+            return {read}
+        """
+    function = defined(tmp_path, source)
+    listed = proposals("date-text", function)
+    assert len(listed) == found
+    for proposal in listed:
+        new = rewritten(function, proposal)
+        for text in DATES:
+            results = []
+            for one in (function, new):
+                try:
+                    results.append(one(text))
+                except ValueError as error:
+                    results.append(type(error))
+            assert np.all(results[0] == results[1])
+
+
 def test_probabilities_that_change_are_added_up_each_time(tmp_path):
     source = """\
         import numpy as np

@@ -508,8 +508,8 @@ def results_of(samples: int, tried: Kept) -> float:
 def _groups(line: HotLine, samples: Samples) -> list[Sequence[Any]]:
     """Return the indices that are measured together: a batch, or `GROUP` of a larger one unless the line collates.
 
-    The first one is for what is done once per process, such as reading a file that many samples share, and is a third
-    of the samples if they are many. If there is only one group, because the dataset has few samples, it serves for both.
+    The first one is for what is done once per process, such as reading a file that many samples share. It is a third of
+    the samples if they are many. If there is only one group, because the dataset has few samples, it serves for both.
     """
     if samples.iterable:
         return [samples.indices, samples.indices]
