@@ -2432,6 +2432,42 @@ def test_items_are_drawn_with_sums_that_are_computed_once(draw, found, tmp_path)
                 np.testing.assert_array_equal(one, other)
 
 
+PAIRS = {
+    "norm": ("np.linalg.norm(a[:, None] - b[None], axis=-1)", 1),
+    "norm of three axes": ("np.linalg.norm(a[:, np.newaxis, :] - b[np.newaxis, :, :], axis=2)", 1),
+    "the other way": ("np.linalg.norm(a[None] - b[:, None], axis=-1)", 1),
+    "squares": ("((a[:, None] - b[None, :]) ** 2).sum(-1)", 1),
+    "root": ("np.sqrt(((a[:, None] - b[None]) ** 2).sum(axis=2))", 1),
+    "power": ("np.sum(np.square(a[:, None] - b[None]), axis=-1) ** 0.5", 1),
+    "part of more": ("np.argmin(np.sqrt(((a[:, None] - b[None]) ** 2).sum(-1)), axis=1).mean()", 1),
+    "a variable": ("diff = a[:, None] - b[None]\n    return np.sqrt((diff * diff).sum(-1)).min(1)", 1),
+    "a variable that is used twice": ("d = a[:, None] - b[None]\n    return np.linalg.norm(d, axis=-1) + d.sum(-1)", 1),
+    "another axis": ("np.linalg.norm(a[:, None] - b[None], axis=1)", 0),
+    "another norm": ("np.linalg.norm(a[:, None] - b[None], 1, axis=-1)", 0),
+    "axes that stay": ("((a[:, None] - b[None]) ** 2).sum(-1, keepdims=True)", 0),
+    "absolute differences": ("np.abs(a[:, None] - b[None]).sum(-1)", 0),
+    "a part": ("((a[:5, None] - b[None]) ** 2).sum(-1)", 0),
+    "one axis": ("((a[:, None] - b) ** 2).sum(-1)", 0),
+    "products": ("((a[:, None] * b[None]) ** 2).sum(-1)", 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize(("code", "found"), PAIRS.values(), ids=PAIRS)
+def test_distances_of_all_pairs_are_computed_pair_by_pair(code, found, dtype, tmp_path):
+    pytest.importorskip("scipy")
+    body = code if "return" in code else f"return {code}"
+    function = defined(tmp_path, f"import numpy as np\ndef f(a, b):\n    {body}\n")
+    listed = changes("pair-distances", function)
+    assert len(listed) == found
+    a, b = (np.random.default_rng(n).random((count, 3)).astype(dtype) for n, count in enumerate((20, 30)))
+    for proposal in listed:
+        usual, now = function(a, b), rewritten(function, proposal)(a, b)
+        assert usual.dtype == now.dtype
+        np.testing.assert_allclose(usual, now, rtol=1e-5, atol=1e-6)
+        assert ("diff =" in proposal.code) is False
+
+
 DATES = (
     *("2026-11-30", "2026-11-30 09:15", "2026-11-30 09:15:07", "2026-11-30T09:15:07", "2026-11-30 09:15:07.250000"),
     *("2026-11-30 09:15:07.25", "2026-11-30T09:15:07+01:00", "30 Nov 2026", "11/30/2026", "2026-1-3", "9:15", "none"),
