@@ -9,6 +9,7 @@ import functools
 import gzip
 import http.server
 import io
+import itertools
 import json
 import multiprocessing
 import os
@@ -2466,6 +2467,38 @@ def test_distances_of_all_pairs_are_computed_pair_by_pair(code, found, dtype, tm
         assert usual.dtype == now.dtype
         np.testing.assert_allclose(usual, now, rtol=1e-5, atol=1e-6)
         assert ("diff =" in proposal.code) is False
+
+
+SORTED = {
+    "first": ("np.argsort(x[0])[:k]", 1),
+    "second to last": ("np.argsort(-x, axis=1)[:, 1 : k + 1]", 1),
+    "the last ones": ("np.argsort(x, -1)[:, -k:]", 1),
+    "rows": ("np.argsort(x)[:k]", 1),
+    "all but a few": ("np.argsort(x)[:, :-k]", 1),
+    "from one on": ("np.argsort(x)[:, k:]", 1),
+    "reversed later": ("np.argsort(x[1])[-k:][::-1]", 1),
+    "sorted": ("sorted(x[0])[:k]", 1),
+    "sorted by a key": ("sorted(x[0].tolist(), key=lambda v: -v)[:3]", 1),
+    "sorted in reverse": ("sorted(x[0], reverse=True)[:k]", 1),
+    "the other axis": ("np.argsort(x, axis=0)[:, :k]", 0),
+    "another kind of sort": ("np.argsort(x, kind='stable')[:, :k]", 0),
+    "in steps": ("np.argsort(x)[:, :k:2]", 0),
+    "a part of the rows": ("np.argsort(x)[1:, :k]", 0),
+    "all": ("np.argsort(x)[:, :]", 0),
+    "the lowest of sorted": ("sorted(x[0])[k:]", 0),
+    "all but the last": ("sorted(x[0])[:-1]", 0),
+}
+
+
+@pytest.mark.parametrize(("code", "found"), SORTED.values(), ids=SORTED)
+def test_only_the_values_that_are_used_are_sorted(code, found, tmp_path):
+    function = defined(tmp_path, f"import numpy as np\ndef f(x, k):\n    return {code}\n")
+    listed = changes("partial-sort", function)
+    assert len(listed) == found
+    for proposal in listed:
+        for seed, k in itertools.product(range(5), (1, 3, 10, 40, 60)):
+            x = np.random.default_rng(seed).permutation(4 * 50).reshape(4, 50) * 0.5
+            np.testing.assert_array_equal(function(x, k), rewritten(function, proposal)(x, k))
 
 
 DATES = (
