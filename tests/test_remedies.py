@@ -506,6 +506,13 @@ FILTERS = {
     "a column": """frame[frame["item"] == name]""",
     "an attribute, the other way around": """frame[name == frame.item_]""",
     "loc": """frame.loc[frame["item"] == name]""",
+    "two columns": """frame[(frame["item"] == name) & (name == frame.item_)]""",
+    "a range": """frame[(frame["item"] == name) & (frame["x"] < len(str(name)) + 1) & (frame["x"] > 0)]""",
+    "methods": """frame.loc[frame["item_"].isin(["b"]) & ~frame.x.between(1, 2) & (frame["item"] == name)]""",
+    "a constant": """frame[(frame["item"] == name) & (frame["item_"] == "b")]""",
+    "a variable": """None
+            rows = (frame["item"] == name) & (frame["x"] >= 2)
+            part = frame[rows]""",
 }
 
 
@@ -673,7 +680,18 @@ def test_a_list_that_samples_change_is_not_grouped(tmp_path):
         assert len(proposals("filtered-list", type(owner).__getitem__, owner=owner)) == count
 
 
-@pytest.mark.parametrize("test", ["frame['item'] > name", "frame['item'] == frame['x']", "frame['item'] == 'a'"])
+@pytest.mark.parametrize(
+    "test",
+    [
+        "frame['item'] > name",
+        "frame['item'] == frame['x']",
+        "frame['item'] == 'a'",
+        "(frame['item'] == name) | (frame['x'] > 1)",
+        "(frame['item'] == name) & (frame['x'] > frame['x'].mean())",
+        "(frame['item'] == name) & (frame['x'].rank() > 1)",
+        "(frame['item'] == name) & other",
+    ],
+)
 def test_other_filters_of_a_data_frame_are_left_alone(test, tmp_path):
     function = defined(tmp_path, f"def f(name):\n    return frame[{test}]", frame=pd.DataFrame({"item": ["a"]}))
     assert proposals("filtered-frame", function) == []
@@ -2431,6 +2449,33 @@ def test_items_are_drawn_with_sums_that_are_computed_once(draw, found, tmp_path)
             for one, other in zip(*(x if type(x) is tuple else (x,) for x in (usual, drawn)), strict=True):
                 assert type(one) is type(other)
                 np.testing.assert_array_equal(one, other)
+
+
+ITERATED = {
+    "loop": ("for _, row in frame.iterrows():\n        found.append((row['x'], row['y'] * 2))", 1),
+    "index": ("for i, row in frame[frame['x'] > 1].iterrows():\n        found.append((i, row['y']))", 1),
+    "comprehension": ("found = [row[name] for _, row in frame.iterrows() for name in ['x', 'y']]", 0),
+    "a name": ("name = 'x'\n    found = {i: row[name] for i, row in frame.iterrows() if row['y'] != 'b'}", 1),
+    "in a method": ("for _, row in frame.sort_values('y').iterrows():\n        found += [row['y'], row['z']]", 1),
+    "a Series": ("for _, row in frame.iterrows():\n        found.append(row.sum())", 0),
+    "parts": ("for _, row in frame.iterrows():\n        found.append(row[['x', 'z']].sum())", 0),
+    "a position": ("for _, row in frame.iterrows():\n        found.append(row.iloc[0])", 0),
+    "changed": ("for _, row in frame.iterrows():\n        row['x'] = 0\n        found.append(row['x'])", 0),
+    "passed on": ("for _, row in frame.iterrows():\n        found.append(str(row))", 0),
+    "used later": ("for _, row in frame.iterrows():\n        found.append(row['x'])\n    found.append(row)", 0),
+    "no row": ("for pair in frame.iterrows():\n        found.append(pair[1]['x'])", 0),
+    "another loop": ("for row in frame.itertuples():\n        found.append(row.x)", 0),
+}
+
+
+@pytest.mark.parametrize(("body", "found"), ITERATED.values(), ids=ITERATED)
+def test_rows_of_a_data_frame_are_dicts_in_a_loop(body, found, tmp_path):
+    frame = pd.DataFrame({"x": [1, 2, 3], "y": ["a", "b", "c"], "z": [1.5, 2.5, 3.5]}, index=[5, 7, 9])
+    function = defined(tmp_path, f"def f(frame):\n    found = []\n    {body}\n    return found\n")
+    listed = changes("iterated-rows", function)
+    assert len(listed) == found
+    for proposal in listed:
+        assert rewritten(function, proposal)(frame) == function(frame)
 
 
 PAIRS = {

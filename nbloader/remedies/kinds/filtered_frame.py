@@ -3,54 +3,72 @@
 from __future__ import annotations
 
 import ast
+import itertools
+import re
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from nbloader._platform import available_memory
 from nbloader.cache.sample_cache import MEMORY_SHARE
+from nbloader.remedies import flow
 from nbloader.remedies.remedy import Proposal
 from nbloader.remedies.site import Edit, Site
 
 HELPER = '''\
 _parts = {}
 
-def rows_with(frame, column, value):
-    """The rows of a data frame with a value in a column. The frame is split once per process."""
-    key = id(frame), column
+def rows_with(frame, columns, values, condition=None):
+    """The rows of a data frame with some values in columns. The frame is split once per process."""
+    key = id(frame), *columns
     if key not in _parts:
-        _parts[key] = frame, dict(tuple(frame.groupby(column, sort=False, observed=True)))
-    part = _parts[key][1].get(value)
-    return frame[frame[column] == value] if part is None else part.copy()
+        by = columns[0] if len(columns) == 1 else columns
+        _parts[key] = frame, dict(tuple(frame.groupby(by, sort=False, observed=True)))
+    part = _parts[key][1].get(values[0] if len(columns) == 1 else tuple(values))
+    if part is None:  # no row has these values, or they are of another type
+        part = frame
+        for column, value in zip(columns, values):
+            part = part[part[column] == value]
+    return part.copy() if condition is None else part[condition(part)]
 '''
+BETWEEN = frozenset({"between", "isin", "notna", "notnull", "isna", "isnull"})
+"""Methods of a column that say something about each row by itself."""
 
 
 class FilteredFrame:
-    """`frame[frame["item"] == x]`: a data frame that is split once by its column has the rows of each value."""
+    """`frame[(frame["item"] == x) & ...]`: a data frame that is split once by a column has the rows of each value."""
 
     name = "filtered-frame"
 
     def propose(self, site: Site) -> list[Proposal]:
         """See `Remedy`."""
-        found = [one for node in site.nodes if (one := _filtered(site, node)) is not None]
-        if not found:
+        found = [one for node in site.body if (one := _filtered(site, node)) is not None]
+        here = set(site.nodes)
+        if not any(one.node in here or (one.mask is not None and one.mask.value in here) for one in found):
             return []
-        edits = [Edit(one.node, f"rows_with({one.frame}, {one.column!r}, {one.value})") for one in found]
-        frame, column = found[0].frame, found[0].column
-        why = "Each sample compares the whole column of the data frame with a value."
+        edits = [Edit(one.node, one.text) for one in found]
+        edits += [Edit(one.mask, "# rows are looked up by their values") for one in found if one.mask is not None]
+        frame, columns = found[0].frame, found[0].columns
+        by = repr(columns[0] if len(columns) == 1 else columns)
+        why = (
+            f"Each sample compares whole columns of the data frame with {'a value' if len(columns) == 1 else 'values'}."
+        )
         instead = (
-            f"Split the data frame once, in __init__ with dict(tuple({frame}.groupby({column!r}))), or as below. "
+            f"Split the data frame once, in __init__ with dict(tuple({frame}.groupby({by}))), or as below. "
             "The parts take as much memory as the data frame. Later changes of the data frame do not reach them."
         )
-        short = f"Split the data frame by {column!r} once"
-        return [Proposal(why, instead, site.rewritten(*edits), HELPER, short=short)]
+        return [Proposal(why, instead, site.rewritten(*edits), HELPER, short=f"Split the data frame by {by} once")]
 
 
 class _Filtered(NamedTuple):
-    """`frame[frame[column] == value]`."""
+    """`frame[(frame[column] == value) & condition]`."""
 
     node: ast.Subscript
     frame: str
-    column: str
-    value: str
+    columns: list[str]
+    text: str
+    """What to write instead."""
+    mask: ast.Assign | None
+    """The statement that assigns the conditions to a variable; None if they stand in the brackets."""
 
 
 def _filtered(site: Site, node: ast.AST) -> _Filtered | None:
@@ -59,17 +77,85 @@ def _filtered(site: Site, node: ast.AST) -> _Filtered | None:
     owner, test = node.value, node.slice
     if isinstance(owner, ast.Attribute) and owner.attr == "loc":
         owner = owner.value
-    if not _fits(site.target(owner)) or not isinstance(test, ast.Compare):
+    if not _fits(site.target(owner)):
         return None
-    if len(test.ops) != 1 or not isinstance(test.ops[0], ast.Eq):
+    frame, mask = site.text(owner), None
+    if isinstance(test, ast.Name):
+        mask = _assigned(site, test)
+        if mask is None:
+            return None
+        test = mask.value
+    conditions = list(_conjunction(test))
+    equal = [(one, _equality(site, one, frame)) for one in conditions]
+    rest = [one for one, pair in equal if pair is None]
+    pairs = [pair for _one, pair in equal if pair is not None]
+    if not pairs or not all(_is_row_by_row(site, one, frame) for one in rest):
         return None
-    frame = site.text(owner)
+    columns = [column for column, _value in pairs]
+    arguments = [frame, repr(columns), f"[{', '.join(value for _column, value in pairs)}]"]
+    if rest:
+        name = next(one for n in itertools.count() if not re.search(rf"\b{(one := 'rows' + '_' * n)}\b", site.source))
+        arguments.append(f"lambda {name}: {' & '.join(_of_part(site, one, frame, name) for one in rest)}")
+    return _Filtered(node, frame, columns, f"rows_with({', '.join(arguments)})", mask)
+
+
+def _assigned(site: Site, name: ast.Name) -> ast.Assign | None:
+    """Return the statement before, in the same block, that assigns a variable which is used only once."""
+    uses = [node for node in site.body if isinstance(node, ast.Name) and node.id == name.id]
+    statement = site.statement(name)
+    for outer in site.body:
+        block: Any = getattr(outer, "body", [])
+        if not isinstance(block, list) or statement not in block or len(uses) != 2:  # noqa: PLR2004 - stored and read
+            continue
+        before = block[: block.index(statement)]
+        for number, one in enumerate(before):
+            if isinstance(one, ast.Assign) and len(one.targets) == 1 and one.targets[0] in uses:
+                changed = set(flow.assigned(before[number + 1 :]))
+                return one if changed.isdisjoint(flow.read([one.value])) else None
+    return None
+
+
+def _conjunction(test: ast.expr) -> Iterator[ast.expr]:
+    """Return the conditions that are combined with `&`."""
+    if isinstance(test, ast.BinOp) and isinstance(test.op, ast.BitAnd):
+        yield from _conjunction(test.left)
+        yield from _conjunction(test.right)
+    else:
+        yield test
+
+
+def _equality(site: Site, test: ast.expr, frame: str) -> tuple[str, str] | None:
+    """Return the column and the value of `frame[column] == value`; None for other conditions."""
+    if not isinstance(test, ast.Compare) or len(test.ops) != 1 or not isinstance(test.ops[0], ast.Eq):
+        return None
     sides = (test.left, test.comparators[0])
     for side, other in (sides, sides[::-1]):
         column = _column(site, side, frame)
         if column and frame not in site.text(other) and not isinstance(other, ast.Constant):
-            return _Filtered(node, frame, column, site.text(other))
+            return column, site.text(other)
     return None
+
+
+def _is_row_by_row(site: Site, test: ast.expr, frame: str) -> bool:
+    """Whether a condition compares one column with something else than the data frame."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Invert):
+        return _is_row_by_row(site, test.operand, frame)
+    if isinstance(test, ast.Compare) and len(test.ops) == 1:
+        sides = [test.left, test.comparators[0]]
+        columns = [side for side in sides if _column(site, side, frame)]
+        return bool(columns) and all(frame not in site.text(side) for side in sides if side not in columns)
+    if isinstance(test, ast.Call) and isinstance(test.func, ast.Attribute) and test.func.attr in BETWEEN:
+        given = [*test.args, *(keyword.value for keyword in test.keywords)]
+        return bool(_column(site, test.func.value, frame)) and all(frame not in site.text(one) for one in given)
+    return False
+
+
+def _of_part(site: Site, test: ast.expr, frame: str, name: str) -> str:
+    """Return a condition about another data frame than the whole one."""
+    owners = [
+        node for node in ast.walk(test) if isinstance(node, (ast.Name, ast.Attribute)) and site.text(node) == frame
+    ]
+    return f"({site.rewritten(*(Edit(node, name) for node in owners), part=(test, test))})"
 
 
 def _fits(frame: Any) -> bool:
