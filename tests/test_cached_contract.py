@@ -13,11 +13,13 @@ import gc
 import importlib
 import os
 import pathlib
+import pickle
 import sys
 import textwrap
 import threading
 import types
 
+import cloudpickle
 import numpy as np
 import pytest
 import torch
@@ -586,6 +588,46 @@ def test_depends_takes_modules_functions_and_values(tmp_path):
         assert counts() == (1, 4)
     with pytest.raises(TypeError, match="depends must be a list"):
         nbloader.cached(depends="data.txt")
+
+
+def test_a_fixed_argument_is_compared_once_per_process():
+    @nbloader.cached(fixed=["table"])
+    def row(table, i, *, scale=1):
+        return table[i] * scale
+
+    table = np.arange(4.0)
+    assert [row(table, 1), row(table, i=2, scale=3)] == [1, 6]
+    table[1] = 5
+    assert row(table, 1) == 1, "declared not to change"
+    assert row(table.copy(), 1) == 5
+    assert row(np.arange(4.0), 1) == 1
+    assert counts() == (2, 3)
+    again = pickle.loads(cloudpickle.dumps(row))
+    assert again(np.arange(4.0), 2, scale=3) == 6
+    assert counts() == (3, 3)
+
+
+def test_many_objects_for_a_fixed_parameter_are_told_apart():
+    @nbloader.cached(fixed=["table"])
+    def first(table):
+        return table[0]
+
+    assert [first([n]) for n in range(50)] == list(range(50)), "objects that are gone have no identity"
+    assert [first([n]) for n in range(50)] == list(range(50))
+
+
+def test_fixed_names_parameters():
+    with pytest.raises(TypeError, match=r"fixed names \['size'\], which are no parameters of .*f"):
+
+        @nbloader.cached(fixed=["size"])
+        def f(table):
+            return table
+
+    with pytest.raises(TypeError, match="fixed must be a list of names of parameters, not 'table'"):
+        nbloader.cached(fixed="table")
+    g = nbloader.cached(fixed=["table"])(lambda table: 1)
+    with pytest.raises(TypeError, match="cannot be compared with that of other calls"):
+        g(x for x in ())
 
 
 def test_a_function_with_a_version_is_a_dependency_with_it():

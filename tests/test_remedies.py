@@ -697,7 +697,7 @@ def test_other_filters_of_a_data_frame_are_left_alone(test, tmp_path):
     assert proposals("filtered-frame", function) == []
 
 
-def test_a_whole_table_is_no_argument_of_a_cached_function(tmp_path):
+def test_a_large_table_is_compared_once_per_process(tmp_path):
     source = """\
         class Sales:
             def __getitem__(self, i):
@@ -707,22 +707,41 @@ def test_a_whole_table_is_no_argument_of_a_cached_function(tmp_path):
         """
     owner = defined(tmp_path, source)()
     facts = Facts(samples=100, nbytes=1000)
-    for rows, cached in ((100, True), (50_000, False)):
+    for rows, is_large in ((100, False), (50_000, True)):
         owner.frame = pd.DataFrame({"item": np.arange(rows) % 10, "x": np.arange(rows)})
         found = proposals("same-each-epoch", type(owner).__getitem__, owner=owner, facts=facts)
-        assert any("frame" in proposal.helper.partition(":\n")[0] for proposal in found) == cached
+        assert any("frame" in proposal.helper.partition(":\n")[0] for proposal in found)
+        assert all(("fixed=['frame']" in proposal.helper) == is_large for proposal in found)
+        assert all(("Changes of `frame` in place are not noticed" in one.instead) == is_large for one in found)
+
+
+def test_a_large_table_that_changes_is_no_argument_of_a_cached_function(tmp_path):
+    source = """\
+        class Sales:
+            def __getitem__(self, i):
+                part = self.frame[self.frame["item"] == i].sort_values("x")
+                return part["x"].to_numpy()
+            def refresh(self):
+                self.frame["x"] += 1
+        f = Sales
+        """
+    owner = defined(tmp_path, source)()
+    owner.frame = pd.DataFrame({"item": np.arange(50_000) % 10, "x": np.arange(50_000)})
+    facts = Facts(samples=100, nbytes=1000)
+    found = proposals("same-each-epoch", type(owner).__getitem__, owner=owner, facts=facts)
+    assert not any("frame" in proposal.helper for proposal in found)
 
 
 @pytest.mark.parametrize(
-    ("make", "cached"),
+    ("make", "is_large"),
     [
-        (lambda: [np.zeros(10)] * 3, True),
-        (lambda: [np.zeros(10_000) for _n in range(3)], False),
-        (lambda: {n: torch.zeros(10_000) for n in range(4)}, False),
-        (lambda: types.SimpleNamespace(rows=(np.zeros(20_000),)), False),
+        (lambda: [np.zeros(10)] * 3, False),
+        (lambda: [np.zeros(10_000) for _n in range(3)], True),
+        (lambda: {n: torch.zeros(10_000) for n in range(4)}, True),
+        (lambda: types.SimpleNamespace(rows=(np.zeros(20_000),)), True),
     ],
 )
-def test_large_items_of_a_container_are_no_argument_of_a_cached_function(make, cached, tmp_path):
+def test_large_items_of_a_container_are_compared_once_per_process(make, is_large, tmp_path):
     source = """\
         class Tables:
             def __getitem__(self, i):
@@ -733,7 +752,8 @@ def test_large_items_of_a_container_are_no_argument_of_a_cached_function(make, c
     owner = defined(tmp_path, source)()
     owner.tables = make()
     found = proposals("same-each-epoch", type(owner).__getitem__, owner=owner, facts=Facts(samples=100, nbytes=1000))
-    assert any("tables" in proposal.helper for proposal in found) == cached
+    assert any("tables" in proposal.helper for proposal in found)
+    assert all(("fixed=['tables']" in proposal.helper) == is_large for proposal in found)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")  # PIL; files that are left open

@@ -7,6 +7,7 @@ import hashlib
 import inspect
 import sys
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
@@ -25,8 +26,18 @@ SLOW_NS = 1_000_000
 WATCHED = 3
 """Number of calls per process, not counting cache hits, that are checked for drawing random numbers and for changing
 what the function depends on."""
+MAX_FIXED = 16
+"""Maximum number of objects passed for `fixed` parameters whose digests a function remembers."""
 _MAIN = ("__main__", "__mp_main__")
 _clock = time.perf_counter_ns
+
+
+class _Fixed(NamedTuple):
+    """An object that does not change."""
+
+    value: Any
+    """The object: while it is kept alive, no other one has its identity."""
+    digest: bytes
 
 
 class _Key(NamedTuple):
@@ -46,12 +57,17 @@ class CachedFunction(Composite, Generic[P, R]):
 
     __qualname__: str
 
-    def __init__(self, function: Callable[P, R], version: Any = None, depends: Sequence[Any] = ()) -> None:
+    def __init__(
+        self, function: Callable[P, R], version: Any = None, depends: Sequence[Any] = (), fixed: Sequence[str] = ()
+    ) -> None:
         self.__wrapped__: Callable[P, R] = function
         functools.update_wrapper(self, function)
         self._name = getattr(function, "__qualname__", type(function).__name__)
         self._version = version
         self._depends = tuple(depends)
+        self._fixed = tuple(fixed)
+        self._fixed_digests: OrderedDict[int, _Fixed] = OrderedDict()
+        """The objects that were passed for `fixed` parameters, by identity; the one used last stands last."""
         self._digest: Digest | None = None
         self._watched = WATCHED
         self._changes = 0
@@ -60,7 +76,7 @@ class CachedFunction(Composite, Generic[P, R]):
     @property
     def digest_parts(self) -> tuple[Any, ...]:
         """What stands for this function in the keys of functions that call it."""
-        return self.__wrapped__, self._version, self._depends
+        return self.__wrapped__, self._version, self._depends, self._fixed
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Return a copy of what the function would return, which the caller may modify.
@@ -111,6 +127,11 @@ class CachedFunction(Composite, Generic[P, R]):
 
     def _visit_arguments(self, walk: Walk, args: Any, kwargs: Any) -> None:
         try:
+            if self._fixed:
+                given = inspect.signature(self.__wrapped__).bind(*args, **kwargs)
+                for name in given.arguments.keys() & self._fixed:
+                    given.arguments[name] = self._fixed_digest(given.arguments[name])
+                args, kwargs = given.args, given.kwargs
             walk.visit(args)
             walk.visit(tuple(kwargs.items()))  # in their order, which the function can see
         except DigestError as error:
@@ -118,6 +139,18 @@ class CachedFunction(Composite, Generic[P, R]):
                 f"an argument of the cached function {self._name} cannot be compared with that of other calls: "
                 f"{error}. Pass what it is made of, such as the path of a file, and open it in the function."
             ) from error
+
+    def _fixed_digest(self, obj: Any) -> bytes:
+        """Return the digest of an object that does not change. It is computed once per process."""
+        known = self._fixed_digests.pop(id(obj), None)
+        if known is None:
+            walk = Walk()
+            walk.visit(obj)
+            known = _Fixed(obj, walk.digest())
+            if len(self._fixed_digests) == MAX_FIXED:
+                self._fixed_digests.popitem(last=False)
+        self._fixed_digests[id(obj)] = known
+        return known.digest
 
     def _function_walk(self, *, record: bool) -> Walk:
         walk = Walk(record=record, lenient=bool(self._version is not None or self._depends))
@@ -206,7 +239,7 @@ class CachedFunction(Composite, Generic[P, R]):
                 found = getattr(found, name, None)
             if found is self:
                 return self.__qualname__
-        return CachedFunction, (self.__wrapped__, self._version, self._depends)
+        return CachedFunction, (self.__wrapped__, self._version, self._depends, self._fixed)
 
     def __repr__(self) -> str:
         return f"<cached {self.__wrapped__!r}>"
@@ -218,11 +251,18 @@ def cached(function: Callable[P, R], /) -> CachedFunction[P, R]: ...
 
 @overload
 def cached(
-    function: None = None, /, *, version: Any = None, depends: Sequence[Any] = ()
+    function: None = None, /, *, version: Any = None, depends: Sequence[Any] = (), fixed: Sequence[str] = ()
 ) -> Callable[[Callable[P, R]], CachedFunction[P, R]]: ...
 
 
-def cached(function: Callable[..., Any] | None = None, /, *, version: Any = None, depends: Sequence[Any] = ()) -> Any:
+def cached(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    version: Any = None,
+    depends: Sequence[Any] = (),
+    fixed: Sequence[str] = (),
+) -> Any:
     """Cache the results of a deterministic function in memory that all workers share, and on disk if configured.
 
     Use it for the part of a sample that is the same in each epoch, such as reading, decoding and resizing a file, and
@@ -268,22 +308,29 @@ def cached(function: Callable[..., Any] | None = None, /, *, version: Any = None
             by name. Of a module of your own, everything in it counts. If `version` or `depends` is given, the key
             leaves out objects that the function reaches by name and that cannot be pickled, such as an open database,
             and no error is raised.
+        fixed: Names of parameters that get a large object which does not change, such as a table. Its contents are
+            compared once per process instead of at each call. Changes of the object in place are not noticed, nor are
+            changes of files that it names.
 
     Returns:
         A callable with the same signature, whose `__wrapped__` is the function itself. Without a function, a decorator.
 
     Raises:
-        TypeError: `function` is not such a function. A call also raises it if nbloader cannot compare an argument, or
-            something that the code reaches, such as an open file.
+        TypeError: `function` is not such a function, or has no parameter that `fixed` names. A call also raises it if
+            nbloader cannot compare an argument, or something that the code reaches, such as an open file.
     """
     if isinstance(depends, (str, bytes)) or not isinstance(depends, Sequence):
         raise TypeError(f"depends must be a list of paths, functions, modules and values, not {depends!r}")
+    if isinstance(fixed, (str, bytes)) or not isinstance(fixed, Sequence):
+        raise TypeError(f"fixed must be a list of names of parameters, not {fixed!r}")
     if function is None:
-        return functools.partial(_cached, version=version, depends=depends)
-    return _cached(function, version, depends)
+        return functools.partial(_cached, version=version, depends=depends, fixed=fixed)
+    return _cached(function, version, depends, fixed)
 
 
-def _cached(function: Callable[..., Any], version: Any, depends: Sequence[Any]) -> CachedFunction[..., Any]:
+def _cached(
+    function: Callable[..., Any], version: Any, depends: Sequence[Any], fixed: Sequence[str]
+) -> CachedFunction[..., Any]:
     if isinstance(function, CachedFunction):
         return function
     given: Any = function
@@ -295,4 +342,7 @@ def _cached(function: Callable[..., Any], version: Any, depends: Sequence[Any]) 
             f"{function.__qualname__} is a coroutine or generator function, whose result can be used only once. Cache "
             "the function that computes its values"
         )
-    return CachedFunction(function, version, depends)
+    unknown = set(fixed) - set(inspect.signature(function).parameters) if fixed else set()
+    if unknown:
+        raise TypeError(f"fixed names {sorted(unknown)}, which are no parameters of {function.__qualname__}")
+    return CachedFunction(function, version, depends, fixed)

@@ -15,10 +15,11 @@ from nbloader._util.attributes import attributes_of
 from nbloader.cache.digest import DigestError, Walk
 from nbloader.cache.owner import is_users_module
 from nbloader.remedies import flow
+from nbloader.remedies.changes import changed_by_class
 from nbloader.remedies.site import UNKNOWN, Edit, Node, Site
 
 LONG = 100_000
-"""Size of an array, a table or a list, with its items, from which it is no argument of what is kept, bytes."""
+"""Size of an array, a table or a list, with its items, from which it is compared once per process, bytes."""
 HANDLES = frozenset({
     "open", "connect", "cursor", "execute", "reader", "DictReader", "iter", "File", "ZipFile", "Dataset", "Session",
     "Popen", "scandir", "Lock", "RLock", "Semaphore", "Condition", "memmap", "mmap",
@@ -56,11 +57,9 @@ def handles(site: Site) -> set[str]:
 
 
 def _can_compare(value: Any) -> bool:
-    """Whether a value is small, and has contents that can be compared for each sample."""
+    """Whether a value has contents that can be compared."""
     if value is UNKNOWN:
         return True
-    if _is_long(value):
-        return False
     try:
         Walk().visit(value)
     except DigestError:
@@ -105,6 +104,8 @@ class Arguments(ast.NodeTransformer):
         self._text_depth = 0
         self.names: dict[str, str] = {}
         """Expressions by the names of the arguments."""
+        self.fixed: list[str] = []
+        """The arguments that are large: they are compared once per process."""
         self.edits: list[Edit] = []
         """What is replaced in the code."""
         self.impossible = isinstance(site.tree, ast.AsyncFunctionDef) or not all(
@@ -139,9 +140,13 @@ class Arguments(ast.NodeTransformer):
             known = self._site.function.__globals__.get(cls.__name__) is cls
             self.impossible |= not (known and isinstance(inner, (staticmethod, classmethod)))
             return self._replaced(node, ast.Attribute(ast.Name(cls.__name__, ast.Load()), node.attr, ast.Load()))
-        self.impossible |= self._by_contents and not _can_compare(value)
         self.impossible |= isinstance(getattr(cls, node.attr, None), property)  # it may return another object each time
-        return self._argument(node, node.attr)
+        argument = self._argument(node, node.attr)
+        if self._by_contents and not self.impossible and value is not UNKNOWN and _is_long(value):
+            self.impossible |= changed_by_class(self._site).is_read(self._site, node)
+            self.fixed.append(next(name for name, text in self.names.items() if text == ast.unparse(node)))
+        self.impossible |= self._by_contents and not _can_compare(value)
+        return argument
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
         """Replace `self.paths[i]` by an argument: a key of all paths would be computed for each sample.

@@ -145,7 +145,7 @@ def _of_part(site: Site, part: _Part) -> Proposal | None:
     lines = site.source.splitlines(keepends=True)
     first, last = part.kept[0].lineno - 1, part.kept[-1].end_lineno or part.kept[-1].lineno
     code = "".join([*lines[:first], " " * part.kept[0].col_offset + call + "\n", *lines[last:]])
-    return _proposal(site, code, list(names), text)
+    return _proposal(site, code, list(names), text, given.fixed)
 
 
 def _of_value(site: Site, value: ast.expr) -> Proposal | None:
@@ -157,13 +157,15 @@ def _of_value(site: Site, value: ast.expr) -> Proposal | None:
     code = site.rewritten(Edit(value, f"{_name(site)}({', '.join(names.values())})"))
     text = site.rewritten(*given.edits, part=(value, value))
     text = f"return {text}" if "\n" not in text else f"return {ast.unparse(given.nodes[0])}"
-    return _proposal(site, code, list(names), text)
+    return _proposal(site, code, list(names), text, given.fixed)
 
 
-def _proposal(site: Site, code: str, names: Sequence[str], text: str) -> Proposal:
+def _proposal(site: Site, code: str, names: Sequence[str], text: str, fixed: Sequence[str]) -> Proposal:
     short = f"Keep the results of `{site.tree.name}` with nbloader.cached"
-    helper = _function(site, names, text)
-    return Proposal(WHY, INSTEAD, code, helper, saves="later", short=short, is_certain=False)
+    large = list(dict.fromkeys(name for name in fixed if name in names))
+    helper = _function(site, names, text, large)
+    told = f" Changes of {' and '.join(f'`{name}`' for name in large)} in place are not noticed." if large else ""
+    return Proposal(WHY, INSTEAD + told, code, helper, saves="later", short=short, is_certain=False)
 
 
 def _name(site: Site) -> str:
@@ -172,11 +174,12 @@ def _name(site: Site) -> str:
     return "same_each_epoch" if name.startswith("__") else f"same_each_epoch_{name.strip('_')}"
 
 
-def _function(site: Site, names: Sequence[str], text: str) -> str:
+def _function(site: Site, names: Sequence[str], text: str, fixed: Sequence[str]) -> str:
     module = site.module("nbloader", "nbloader")
     imports = f"{module.helper}\n\n" if module.helper else ""
     body = textwrap.indent(text, "    ")
-    return f"{imports}@{module.name}.cached\ndef {_name(site)}({', '.join(names)}):\n{body}\n"
+    decorator = f"{module.name}.cached(fixed={list(fixed)!r})" if fixed else f"{module.name}.cached"
+    return f"{imports}@{decorator}\ndef {_name(site)}({', '.join(names)}):\n{body}\n"
 
 
 def _values(site: Site) -> list[ast.expr]:
