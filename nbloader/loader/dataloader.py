@@ -1004,7 +1004,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             tried = tried._replace(indices=indices, facts=facts)
         bar = trial_bar if samples and report is None else no_bar
         more_workers = self.stats().epoch_verdict.more_workers is not False
-        return search(hot, tried, run, predict, report, bar, more_workers=more_workers)
+        new = self.num_workers > 0 and not (self.persistent_workers or self._config.kind.in_process)
+        return search(hot, tried, run, predict, report, bar, more_workers=more_workers, new_workers=new)
 
     def tune(
         self,

@@ -6,29 +6,27 @@ import contextlib
 import itertools
 import logging
 import random
-import sys
 import time
 import warnings
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 from nbloader._platform import available_memory
-from nbloader._util.code_places import is_library, place_of, source_line
-from nbloader._util.format import clean, megabytes
+from nbloader._util.code_places import place_of, source_line
+from nbloader._util.format import megabytes
 from nbloader.cache.sample_cache import MEMORY_SHARE
-from nbloader.diagnose.parts import MAJORITY
 from nbloader.diagnose.what_if import Prediction
 from nbloader.diagnose.without_line import LineTime
 from nbloader.errors import LoaderTimeoutError, NbloaderError
 from nbloader.events.stack_samples import CodeLine, StackCount
-from nbloader.metrics.hot_lines import HotLine, HotLines, blamed_line
+from nbloader.metrics.hot_lines import HotLine, HotLines
 from nbloader.remedies.changed_lines import changed_lines
 from nbloader.remedies.difference import array_of
 from nbloader.remedies.flow import is_random
 from nbloader.remedies.free_names import with_free_names
 from nbloader.remedies.kinds import REMEDIES
+from nbloader.remedies.no_remedy import calls_kept, why_none
 from nbloader.remedies.pictures import size_of
 from nbloader.remedies.remedy import Proposal
 from nbloader.remedies.results import Remedies, RemedyResult, best_of, summed, without_lesser
@@ -44,14 +42,16 @@ MIN_SHARE = 0.05
 """Lines with a smaller share of the workers' time are not looked at."""
 LINES = 5
 """Maximum number of lines that are looked at."""
-SHOWN = 80
-"""Maximum length of a line in a message, characters."""
 GROUP = 16
 """Maximum number of samples that are measured together. They are a batch, if it is not larger, so that what a batch
 costs is divided among as many samples as in the loop."""
 FAST_SECONDS, FAST = 0.2, 10
 """If all samples on which to try take less than this time, more are taken, at most this many times as many. The first
 ones find caches that are cold, which a worker finds only once."""
+PERSISTENT = (
+    "Set persistent_workers=True as well: the workers of each epoch are new ones, and would compute again what is kept "
+    "once per worker."
+)
 PRECISION = 0.1
 """Relative error of what a sample takes with the rewritten code, as a trial measures it."""
 TRIAL_SECONDS = 10.0
@@ -59,8 +59,6 @@ TRIAL_SECONDS = 10.0
 SEARCH_SECONDS = 60.0
 """No trial begins after this time, and no measurement may take so long."""
 
-NOTABLE = 0.01
-"""Smallest share of CPU time in libraries that is named."""
 
 Run = Callable[[Any], "Iterable[Any]"]
 """Runs a dataset, such as a trial, in a spare worker, and returns its items. The worker ends with the iteration."""
@@ -257,6 +255,7 @@ def search(
     bar: Callable[[int], contextlib.AbstractContextManager[Bar]] = no_bar,
     *,
     more_workers: bool = True,
+    new_workers: bool = False,
 ) -> Remedies:
     """Return the remedies for the slowest lines, best first.
 
@@ -268,6 +267,7 @@ def search(
         report: See `Report`.
         bar: Opens a bar for a number of samples.
         more_workers: Whether more workers may help; False if the verdict says that they do not.
+        new_workers: Whether each epoch has new worker processes.
     """
     lines = [line for line in (*hot, *_of_libraries(hot)) if line.line and line.share >= MIN_SHARE]
     if not lines:
@@ -294,12 +294,15 @@ def search(
             log.debug("the remedy %s for %s: %s", one.name, one.line.place, one.problem)
     useless = [one for one in tried if not (one.helps or one.raised or one.only_listed)]
     slowest = next((site for site in sites if site.line is lines[0]), None)
-    kept = slowest is not None and (slowest.is_kept or _calls_kept(slowest))
+    kept = slowest is not None and (slowest.is_kept or calls_kept(slowest))
     batches = slowest is not None and slowest.function is samples.collate_fn  # they differ from epoch to epoch
     random = slowest is not None and is_random(slowest, list(slowest.nodes))
     cache = not (kept or batches or random or any(one.proposal.saves == "later" for one in useless))
-    note = "" if helping else _nothing_helps(lines[0], sites, hot, _remains(cache=cache, more_workers=more_workers))
-    return Remedies(helping, note, useless)
+    note = (
+        "" if helping else why_none(lines[0], sites, hot, _remains(cache=cache, more_workers=more_workers), MIN_SHARE)
+    )
+    kept_in_worker = new_workers and any(one.proposal.keeps_in_worker for one in helping)
+    return Remedies(helping, note, useless, PERSISTENT if kept_in_worker else "")
 
 
 def _rank(found: RemedyResult) -> tuple[bool, float]:
@@ -386,50 +389,6 @@ def _remains(*, cache: bool, more_workers: bool) -> list[str]:
     return [*keep, *(["use more workers where cores are free"] if more_workers else [])]
 
 
-def _nothing_helps(slowest: HotLine, sites: Sequence[Site], hot: HotLines, remains: list[str]) -> str:
-    """Say that nothing is known for the slowest line, or helps, and what remains."""
-    what = f"`{clean(slowest.source or slowest.function, SHOWN)}` ({slowest.place})"
-    found = f"Nothing that nbloader knows makes {what} faster"
-    what_remains = hot.elsewhere or (f"What remains: {', or '.join(remains)}." if remains else "")
-    if any(site.is_kept for site in sites if site.line is slowest):
-        return f"{found}: a cache keeps what it computes. {what_remains}".rstrip()
-    if any(_calls_kept(site) for site in sites if site.line is slowest):
-        return f"{found}: it takes copies from a cache. What remains: cache smaller results."
-    shares = _in_libraries(slowest, hot)
-    most = max(shares, key=shares.__getitem__, default="")
-    if sum(shares.values()) >= NOTABLE:
-        inside = most if shares[most] >= MAJORITY else ""
-        share = shares[inside] if inside else sum(shares.values())
-        found += f", and at least {share:.0%} of its CPU time is spent inside {inside or 'libraries'}"
-    return f"{found}. {what_remains}".rstrip()
-
-
-def _calls_kept(site: Site) -> bool:
-    """Whether the slow line calls a function that keeps its results."""
-    return any(site.calls_kept(node) for node in site.nodes)
-
-
-def _in_libraries(line: HotLine, hot: HotLines) -> dict[str, float]:
-    """Return the shares of a line's CPU time in packages whose Python code it calls; they may call more in C."""
-    own = [count for count in hot.stacks if _is_at(blamed_line(count.stack, is_library), line)]
-    deeper = [count for count in own if not _is_at(count.stack[-1], line)]
-    whole = sum(count.computing for count in own) or 1.0
-    shares: dict[str, float] = defaultdict(float)
-    for count in deeper:
-        shares[_package(count.stack[-1].file)] += count.computing / whole
-    return shares
-
-
-def _package(file: str) -> str:
-    """Return the name of the package that a file belongs to; "" if it is not imported here."""
-    modules = list(sys.modules.items())
-    return next((name for name, module in modules if getattr(module, "__file__", None) == file), "").partition(".")[0]
-
-
-def _is_at(code: CodeLine, line: HotLine) -> bool:
-    return (code.file, code.line) == (line.file, line.line)
-
-
 def _tried(found: _Found, samples: Samples, run: Run, shown: Bar, end: float) -> list[RemedyResult]:
     line, name, proposals = found.site.line, found.name, found.proposals
     if found.untried(samples):
@@ -480,7 +439,8 @@ def _fitting(found: RemedyResult, samples: int) -> RemedyResult:
     needed, available = found.kept * results_of(samples, found.cached), available_memory()
     if available is not None and needed > available / MEMORY_SHARE:
         return RemedyResult(found.line, found.name, found.proposal, problem=f"it takes {megabytes(needed)} of memory")
-    return replace(found, kept_in_all=needed)
+    results = results_of(samples, found.cached)
+    return replace(found, kept_in_all=needed, shared_by=samples / results if results else 1.0)
 
 
 def results_of(samples: int, tried: Kept) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 from nbloader.remedies.site import Site
@@ -44,6 +45,11 @@ class Proposal(NamedTuple):
     """Whether the code alone tells that it helps: then a verdict says it in these words."""
     shortens_waits: bool = False
     """Whether it also shortens the waits of the line, such as for a disk or the network, not only what it computes."""
+
+    @property
+    def keeps_in_worker(self) -> bool:
+        """Whether a worker keeps something for later samples, so that new workers compute it again."""
+        return re.search(r"lru_cache|^_\w+ = \{\}$", self.helper, re.MULTILINE) is not None
 
     @property
     def is_valid(self) -> bool:

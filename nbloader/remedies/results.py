@@ -22,13 +22,16 @@ CLOSE = 0.025
 """Values are close if they differ, on average, by at most this share of their range."""
 MIN_GAIN = 1.1
 """A remedy is not shown if it gains less, for a sample or for the loop, or loses."""
+LATER_GAIN = 1.2
+"""Smallest gain of a cache that takes memory and gains only from the second epoch on."""
 CLEAR_GAIN = 1.5
-"""Smallest gain of a cache that takes memory and gains only from the second epoch on. Another remedy whose samples
-gain as much is shown whatever is predicted for the loop."""
+"""A remedy whose samples gain as much is shown whatever is predicted for the loop."""
 MIN_SAVED = 5e-6
 """Smallest gain per sample, seconds. Less is within the precision of a trial."""
 MANY = 10
 """If at least so many samples share each result of a cache, the first epoch gains, too."""
+SHARED = 1.5
+"""From so many samples for each result on, the text says that samples share results."""
 _SOURCE = 70
 NOTHING = Cost(0.0, 0.0)
 
@@ -68,6 +71,8 @@ class RemedyResult:
     """What the cache kept in the trial, if the remedy is one."""
     kept_in_all: float = 0.0
     """Memory that the cache takes for all samples, bytes. Samples with the same arguments share a result."""
+    shared_by: float = 1.0
+    """Number of all samples for each result that the cache keeps."""
     in_class: str = ""
     """Name of the class whose method is rewritten; "" if the function is no method."""
     changed: frozenset[int] = frozenset()
@@ -95,8 +100,7 @@ class RemedyResult:
     @property
     def gains_later(self) -> bool:
         """Whether the first epoch gains nothing: a cache, unless many samples share each result."""
-        _nbytes, results, samples = self.cached
-        return self.proposal.saves == "later" and not 0 < MANY * results <= samples
+        return self.proposal.saves == "later" and self.shared_by < MANY
 
     @property
     def kept(self) -> float:
@@ -125,7 +129,7 @@ class RemedyResult:
             return False
         if p.loop and (self._slows_the_loop or not self.keeps_values):
             return False
-        enough = self.gain >= (CLEAR_GAIN if self.gains_later else MIN_GAIN)
+        enough = self.gain >= (LATER_GAIN if self.gains_later else MIN_GAIN)
         enough &= p.saves in ("lock", "threads") or self.before.seconds - self.after.seconds >= MIN_SAVED
         return enough and self._speeds_up_the_loop and not self.difference.problem
 
@@ -200,11 +204,11 @@ class RemedyResult:
 
     def _memory(self) -> str:
         """What the cache takes, as a sentence."""
-        in_all, each, (_nbytes, results, samples) = megabytes(self.kept_in_all), megabytes(self.kept), self.cached
-        if results < samples:
-            shared = f"{plural(samples, 'sample')} share {plural(results, 'result')} of {each}"
+        in_all, each = megabytes(self.kept_in_all), megabytes(self.kept)
+        if self.shared_by > SHARED:
             first = "" if self.gains_later else ", so the first epoch is faster, too"
-            return f"The cache takes about {in_all} for all samples: in the trial, {shared}{first}."
+            about = f"about {self.shared_by:,.0f} samples share a result of {each}"
+            return f"The cache takes about {in_all} for all samples: {about}{first}."
         return f"The cache takes {in_all} for all samples, {each} for each."
 
     def cells(self) -> tuple[str, ...]:
@@ -248,16 +252,26 @@ class Remedies(Sequence[RemedyResult]):
         results: The remedies, best first.
         note: What to say if there are none.
         without_gain: What was tried, and gained too little, gave other values, or could not be tried.
+        advice: What else to do with the remedies.
     """
 
     def __init__(
-        self, results: Sequence[RemedyResult], note: str = "", without_gain: Sequence[RemedyResult] = ()
+        self,
+        results: Sequence[RemedyResult],
+        note: str = "",
+        without_gain: Sequence[RemedyResult] = (),
+        advice: str = "",
     ) -> None:
         self._groups = alternatives(results)
         self._results = tuple(itertools.chain.from_iterable(self._groups))
         self._note = note
-        tried = {f"{one.proposal.short} ({one.line.place})": one.outcome() for one in without_gain}
-        self._without_gain = ". ".join(f"{what}: {outcome}" for what, outcome in tried.items())
+        self._advice = advice
+        best: dict[tuple[str, str], RemedyResult] = {}  # of several lines of a function, the one that gains most
+        for one in without_gain:
+            key = one.proposal.short, one.line.function
+            best[key] = max(best.get(key, one), one, key=lambda found: found.gain)
+        told = (f"{one.proposal.short} ({one.line.place}): {one.outcome()}" for one in best.values())
+        self._without_gain = ". ".join(told)
 
     def __len__(self) -> int:
         """Return the number of remedies."""
@@ -281,11 +295,11 @@ class Remedies(Sequence[RemedyResult]):
         for group in self._groups:
             parts += [choice_of(group)]
             parts += map(str, group)
-        return "\n\n".join(filter(None, [*parts, self._tried()]))
+        return "\n\n".join(filter(None, [*parts, self._advice, self._tried()]))
 
     def _repr_html_(self) -> str:
         """Return a table, with the code of each remedy to unfold."""
-        tried = f"<p>{escape(self._tried())}</p>" if self._without_gain else ""
+        tried = "".join(f"<p>{escape(text)}</p>" for text in (self._advice, self._tried()) if text)
         if not self._groups:
             return f"<p>{escape(self._note)}</p>{tried}"
         head = "".join(f'<th style="text-align:left">{name}</th>' for name in _COLUMNS)

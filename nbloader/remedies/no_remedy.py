@@ -1,0 +1,107 @@
+"""What to say about the slowest line if there is no remedy for it."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+
+from nbloader._util.code_places import is_library
+from nbloader._util.format import clean, percent
+from nbloader.diagnose.parts import MAJORITY
+from nbloader.events.stack_samples import CodeLine
+from nbloader.metrics.hot_lines import HotLine, HotLines, blamed_line
+from nbloader.remedies.site import Site
+
+NOTABLE = 0.01
+"""Smallest share of CPU time in libraries that is named."""
+SHOWN = 80
+"""Maximum length of a line in a message, characters."""
+NEXT = 2
+"""Number of further lines that are named if nothing makes the slowest one faster."""
+MOSTLY = 0.95
+"""A share from which on it is called "nearly all"."""
+
+
+def why_none(slowest: HotLine, sites: Sequence[Site], hot: HotLines, remains: Sequence[str], min_share: float) -> str:
+    """Say that there is no remedy for the slowest line, and what remains.
+
+    Args:
+        slowest: The line.
+        sites: The slow lines whose functions were found.
+        hot: All lines.
+        remains: What else the user can do, as clauses.
+        min_share: Lines with a smaller share are not named.
+    """
+    what = f"`{clean(slowest.source or slowest.function, SHOWN)}` ({slowest.place})"
+    found = f"nbloader has no ready code that makes {what} faster"
+    what_remains = hot.elsewhere or (f"What remains: {', or '.join(remains)}." if remains else "")
+    here = [site for site in sites if site.line is slowest]
+    if any(site.is_kept for site in here):
+        return f"{found}: a cache keeps its results, so it runs once for each of them. {what_remains}".rstrip()
+    if any(calls_kept(site) for site in here):
+        return f"{found}: it takes copies from a cache. What remains: cache smaller results."
+    shares = _in_libraries(slowest, hot)
+    most = max(shares, key=shares.__getitem__, default="")
+    inside = ""
+    if sum(shares.values()) >= NOTABLE:
+        inside = most if shares[most] >= MAJORITY else ""
+        share = shares[inside] if inside else sum(shares.values())
+        much = "nearly all" if share >= MOSTLY else f"at least {share:.0%}"
+        found += f", and {much} of its CPU time is spent inside {inside or 'libraries'}"
+    hint = _hint(here, inside)
+    return " ".join(filter(None, [f"{found}.", hint, what_remains, _next_lines(slowest, hot, min_share)]))
+
+
+def _hint(here: Sequence[Site], inside: str) -> str:
+    """Say what often helps with such a line."""
+    if inside == "pandas":
+        return (
+            "Data frames are slow for small questions: keep the columns as NumPy arrays, made once in __init__, and "
+            "group or sort the rows there, too."
+        )
+    if any(_is_in_loop(site) for site in here):
+        return "It runs in a Python loop: a few NumPy calls on whole arrays often take a fraction of the time."
+    return ""
+
+
+def _is_in_loop(site: Site) -> bool:
+    """Whether the slow line is inside a loop over the elements of a sample, or begins one."""
+    loops = (ast.For, ast.While, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+    return any(
+        isinstance(node, loops) and node.lineno <= site.number <= (node.end_lineno or node.lineno) for node in site.body
+    )
+
+
+def _next_lines(slowest: HotLine, hot: HotLines, min_share: float) -> str:
+    """Name the lines that take most time after the slowest one."""
+    others = [line for line in hot if line is not slowest and line.share >= min_share][:NEXT]
+    named = (f"{percent(line.share)} `{clean(line.source or line.function, SHOWN)}` ({line.place})" for line in others)
+    return f"The next lines are {' and '.join(named)}." if others else ""
+
+
+def calls_kept(site: Site) -> bool:
+    """Whether the slow line calls a function that keeps its results."""
+    return any(site.calls_kept(node) for node in site.nodes)
+
+
+def _in_libraries(line: HotLine, hot: HotLines) -> dict[str, float]:
+    """Return the shares of a line's CPU time in packages whose Python code it calls; they may call more in C."""
+    own = [count for count in hot.stacks if _is_at(blamed_line(count.stack, is_library), line)]
+    deeper = [count for count in own if not _is_at(count.stack[-1], line)]
+    whole = sum(count.computing for count in own) or 1.0
+    shares: dict[str, float] = defaultdict(float)
+    for count in deeper:
+        shares[_package(count.stack[-1].file)] += count.computing / whole
+    return shares
+
+
+def _package(file: str) -> str:
+    """Return the name of the package that a file belongs to; "" if it is not imported here."""
+    modules = list(sys.modules.items())
+    return next((name for name, module in modules if getattr(module, "__file__", None) == file), "").partition(".")[0]
+
+
+def _is_at(code: CodeLine, line: HotLine) -> bool:
+    return (code.file, code.line) == (line.file, line.line)
