@@ -415,10 +415,20 @@ def best_of(results: Sequence[RemedyResult]) -> list[RemedyResult]:
 
 
 def without_lesser(results: Sequence[RemedyResult]) -> list[RemedyResult]:
-    """Return the results without caches that gain in the first epoch, if other code gains about as much, or more."""
-    others = [one for one in results if one.proposal.saves != "later"]
+    """Return the results without caches that something better makes superfluous.
+
+    That is another cache of the same code that gains more, and as early, or other code that gains about as much as a
+    cache that gains in the first epoch.
+    """
     return [
         one for one in results
-        if one.proposal.saves != "later" or one.gains_later
-        or not any(other.gain * CLEAR_GAIN >= one.gain and one.excludes(other) for other in others)
+        if one.proposal.saves != "later" or not any(_replaces(other, one) for other in results if other is not one)
     ]  # fmt: skip
+
+
+def _replaces(other: RemedyResult, cache: RemedyResult) -> bool:
+    if not cache.excludes(other):
+        return False
+    if other.proposal.saves == "later":
+        return other.gains_later == cache.gains_later and other.gain > cache.gain
+    return not cache.gains_later and other.gain * CLEAR_GAIN >= cache.gain

@@ -54,6 +54,8 @@ def _cores_needed(e: Evidence) -> str:
 def _remedy(e: Evidence) -> Remedy:
     if is_one_round(e):
         return Remedy(one_round_remedy(e), more_workers=False)
+    if not e.elsewhere and e.workers >= e.cores:  # each core has its worker already
+        return Remedy(f"{cheaper_line(e, 'Make transforms cheaper')}.", more_workers=None)
     cheaper = "" if line_remedy(e) else ", or make transforms cheaper"
     return Remedy(with_line_remedy(e, f"Use more workers, up to {usable_cores(e)}{cheaper}"), more_workers=True)
 

@@ -17,7 +17,7 @@ from nbloader.remedies.site import UNKNOWN, Edit, Site
 
 WHY = "This part of the sample is the same in each epoch, but it is computed every time."
 INSTEAD = (
-    "Keep its results in memory that all workers share. The first epoch computes them, so it gains only where samples "
+    "Keep its results in memory that all workers share. The first epoch computes them, and gains only where samples "
     'share a result. To keep them between sessions, call nbloader.configure_cache(directory="cache") before the first '
     "epoch: they are also written to this folder, and later sessions read them from there."
 )
