@@ -2472,6 +2472,42 @@ def test_items_are_drawn_with_sums_that_are_computed_once(draw, found, tmp_path)
                 np.testing.assert_array_equal(one, other)
 
 
+CROPS = {
+    "limits in front": ("x = x + 1\n    x = x * 2\n    return_ = x[2:5, 1:4]", True),
+    "inside": ("x = np.asarray(x) / 2\n    x = x - 1\n    return_ = x[..., 2:5]", True),
+    "limits later": ("x = x + 1\n    a = k // 2\n    x = x * 2\n    b = a + 3\n    return_ = x[a:b]", True),
+    "limits from the shape": ("x = x + 1\n    a = x.shape[0] // 2\n    x = x * 2\n    return_ = x[a:]", True),
+    "random limits": ("x = x + 1\n    a = np.random.randint(3)\n    x = x * 2\n    return_ = x[a : a + 4]", True),
+    "nothing between": ("x = x + 1\n    a = k // 2\n    return_ = x[a:5]", False),
+    "random limits and values": (
+        "x = x + 1\n    a = np.random.randint(3)\n    x = x * np.random.rand()\n    a += 1\n    return_ = x[a:9]", False,
+    ),
+    "the same name": ("x = x + 1\n    x = x * 2\n    x = x[2:5]\n    return_ = x + 1", True),
+    "a branch": ("x = x + 1\n    if k > 2:\n        x = x * 2\n    return_ = x[2:5]", True),
+    "used later": ("x = x + 1\n    x = x * 2\n    part = x[2:5]\n    return_ = part, x.sum()", False),
+    "used twice": ("x = x + 1\n    x = x * 2\n    return_ = x[2:5] - x.mean()", False),
+    "one place": ("x = x + 1\n    x = x * 2\n    return_ = x[3]", False),
+    "all of it": ("x = x + 1\n    x = x * 2\n    return_ = x[:, :]", False),
+    "in steps": ("x = x + 1\n    x = x * 2\n    return_ = x[:8:2]", False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "found"), CROPS.values(), ids=CROPS)
+def test_a_part_of_an_array_is_taken_before_the_rest_is_computed(body, found, tmp_path):
+    function = defined(tmp_path, f"import numpy as np\ndef f(x, k):\n    {body}\n    return return_\n")
+    site = sites(function)[1]
+    listed = BY_NAME["crop-first"].propose(site)
+    assert bool(listed) is found
+    for proposal in listed:
+        assert proposal.must_be_equal, "whether each value depends on its place alone is not analyzed"
+        for k in range(5):
+            x = np.random.default_rng(k).random((10, 10))
+            np.random.seed(k)
+            usual = function(x.copy(), k)
+            np.random.seed(k)
+            np.testing.assert_array_equal(usual, rewritten(function, proposal)(x.copy(), k))
+
+
 ITERATED = {
     "loop": ("for _, row in frame.iterrows():\n        found.append((row['x'], row['y'] * 2))", 1),
     "index": ("for i, row in frame[frame['x'] > 1].iterrows():\n        found.append((i, row['y']))", 1),
