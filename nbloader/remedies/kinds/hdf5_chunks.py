@@ -45,12 +45,31 @@ class Hdf5Chunks:
                     "Write the file with one sample per chunk (create_dataset(..., chunks=(1, ...))), without gzip. If "
                     "the dataset fits into the memory of each worker, read it once, as below."
                 ),
-                code=site.rewritten(*edits),
+                code=_without_unused(site.rewritten(*edits)),
                 helper=helper,
                 short="Read the HDF5 dataset once per worker",
                 is_certain=False,
             )
         ]
+
+
+def _without_unused(code: str) -> str:
+    """Remove the `with` statement whose file is no longer read."""
+    lines = code.splitlines(keepends=True)
+    for node in list(ast.walk(ast.parse(code))):
+        if not isinstance(node, ast.With) or len(node.items) != 1:
+            continue
+        handle, inside = node.items[0].optional_vars, [one for part in node.body for one in ast.walk(part)]
+        texts = (one for one in inside if isinstance(one, ast.expr) and one.lineno != one.end_lineno)
+        opens = "File(" in ast.unparse(node.items[0].context_expr) and node.body[0].lineno == node.lineno + 1
+        if not opens or not isinstance(handle, ast.Name) or any(texts):
+            continue
+        if any(isinstance(one, ast.Name) and one.id == handle.id for one in inside):
+            continue
+        begin, depth = node.lineno, node.body[0].col_offset - node.col_offset
+        kept = [line[depth:] if line.strip() else line for line in lines[begin : node.end_lineno]]
+        return "".join([*lines[: begin - 1], *kept, *lines[node.end_lineno or begin :]])
+    return code
 
 
 def paths_of_files(site: Site) -> dict[str, str]:
