@@ -252,6 +252,23 @@ def test_the_slowest_line_is_named_where_workers_limit_the_loop(cause: str, base
     assert len(named.evidence) == len(plain.evidence) + len(words)
 
 
+@pytest.mark.unit
+def test_a_line_whose_results_a_cache_keeps_is_not_to_be_made_cheaper():
+    line = SlowLine(0.62, "image = open(path)", "cell 4 line 12", is_kept=True)
+    found = verdict(evidence(BUSY, {"fetch_cpu": 0.97, "cores": 2, "line": line}))
+    assert found.cause == "workers_compute_full"
+    assert found.sentence.startswith("Let the cache fill: cell 4 line 12 runs once for each result that it keeps. ")
+    assert "remedies()" not in found.sentence
+
+
+@pytest.mark.unit
+def test_no_more_workers_are_advised_where_each_core_has_one():
+    found = verdict(evidence(BUSY, {"fetch_cpu": 0.7, "cores": 4, "workers": 4}))
+    assert found.cause == "workers_compute"
+    assert "more workers" not in found.sentence
+    assert found.sentence.startswith("Make transforms cheaper. ")
+
+
 KNOWN = SlowLine(0.62, "x = np.load(path)['x']", "cell 4 line 12", "Read the file once per worker")
 ADVICE = "Read the file once per worker (cell 4 line 12), as loader.remedies() shows"
 TAKEN = {"fetch_cpu": 0.4, "cores": 2, "usage": usage(core_wait=0.5, worker_cores=0.4)}

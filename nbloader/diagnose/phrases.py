@@ -119,6 +119,8 @@ def cheaper_line(e: Evidence, unknown: str) -> str:
     """What makes the slowest line cheaper, or the call that may find something; `unknown` if no line is known."""
     if e.line is None:
         return unknown
+    if e.line.is_kept:
+        return f"Let the cache fill: {clean(e.line.place, SOURCE)} runs once for each result that it keeps"
     return line_remedy(e) or f"Make the slowest line cheaper ({clean(e.line.place, SOURCE)}): {TRY}"
 
 

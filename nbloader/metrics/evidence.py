@@ -97,6 +97,8 @@ class SlowLine(NamedTuple):
     """What is known to make it cheaper, such as "Read the file once per worker"; "" if nothing is."""
     shorter_wait: str = ""
     """What is known to shorten its waits, such as for a disk, too; "" if nothing is."""
+    is_kept: bool = False
+    """Whether a cache keeps what it computes: it runs once for each result."""
 
 
 KnownFacts: TypeAlias = Callable[[Sequence[Any]], Mapping[Any, SampleFacts]]

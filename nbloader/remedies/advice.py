@@ -21,6 +21,8 @@ class Advice(NamedTuple):
     """What makes it cheaper; "" if nothing is known."""
     shorter_wait: str = ""
     """What also shortens its waits; "" if nothing is known."""
+    is_kept: bool = False
+    """Whether a cache keeps what it computes."""
 
 
 def short_advice(line: HotLine, roots: Sequence[Any]) -> Advice:
@@ -33,7 +35,7 @@ def short_advice(line: HotLine, roots: Sequence[Any]) -> Advice:
     try:
         site = locate(line, roots)
         if site is None or site.is_kept:
-            return Advice()
+            return Advice(is_kept=site is not None)
         every = [p for remedy in REMEDIES for p in remedy.propose(site)]
         proposals = [] if any(p.alone for p in every) else [p for p in every if p.short and p.is_certain and p.is_valid]
         if any(p.loop for p in proposals) and not accelerator_type():

@@ -108,7 +108,8 @@ def _share_done(s: Snapshot) -> float | None:
 
 
 def _no_workers(s: Snapshot) -> str:
-    return f"{plural(len(s.workers), 'worker')}: {'ended' if s.state == 'closed' else 'not started'}"
+    idle = "stopped with the epoch" if s.batches_done else "not started"
+    return f"{plural(len(s.workers), 'worker')}: {'ended' if s.state == 'closed' else idle}"
 
 
 def _times(s: Snapshot) -> str:
