@@ -47,7 +47,7 @@ from nbloader.remedies.results import Remedies, RemedyResult, best_of, without_l
 from nbloader.remedies.returned import measure_returned
 from nbloader.remedies.site import UNKNOWN, Edit, Facts, locate, site_of
 from nbloader.remedies.threads import VARIABLES, blas_threads
-from nbloader.remedies.trial import CannotTryError, Cost, Kept, code_of
+from nbloader.remedies.trial import CannotTryError, Cost, Kept, Measured, code_of
 
 pd = pytest.importorskip("pandas")
 BY_NAME = {remedy.name: remedy for remedy in REMEDIES}
@@ -2786,6 +2786,49 @@ def test_what_is_done_once_per_process_is_done_before_the_samples_that_are_measu
     tried = Samples(Quick(), None, list(range(samples)), iterable=False, batch_size=4)
     search(HotLines(lines=(line_of(Quick.__getitem__, 1),), samples=100), tried, run, None)
     assert groups == [first, *measured]
+
+
+class TwoLines:
+    def __getitem__(self, index):
+        total = 0
+        for digit in str(index):
+            total += hash(digit)
+        return total + self.other(index)
+
+    def other(self, index):
+        return index
+
+
+@pytest.mark.parametrize("new_workers", [True, False])
+def test_beside_remedies_for_other_lines_the_slowest_one_is_named_with_what_often_helps(monkeypatch, new_workers):
+    class Remedy:
+        name = "remedy"
+
+        def propose(self, site):
+            if site.function.__name__ != "other":
+                return []
+            return [
+                nbloader.remedies.remedy.Proposal("Why.", "Instead.", site.source + "\n", "_kept = {}", short="Keep it")
+            ]
+
+    monkeypatch.setattr("nbloader.loader.remedy_search.REMEDIES", (Remedy(),))
+    slowest = replace(line_of(TwoLines.__getitem__, 3), source="total += hash(digit)", place="there:4")
+    lines = (slowest, replace(line_of(TwoLines.other, 1), share=0.1))
+    found = search(
+        HotLines(lines=lines, samples=100), Samples(TwoLines(), None, list(range(50)), iterable=False),
+        lambda trial: [Measured(16, Cost(2.0, 0.0), Cost(1.0, 0.0), difference(1, 1))],
+        lambda *_args, **_options: None, new_workers=new_workers,
+    )  # fmt: skip
+    assert [one.line.function for one in found] == ["TwoLines.other"]
+    told = repr(found)
+    assert (
+        "\n\nnbloader has no ready code that makes `total += hash(digit)` (there:4) faster. It runs in a Python "
+        in told
+    )
+    assert ("Set persistent_workers=True as well" in told) is new_workers, (
+        "the workers of an epoch keep it until its end"
+    )
+    assert ("Set persistent_workers=True as well" in found._repr_html_()) is new_workers
 
 
 KEEPS = """\

@@ -301,8 +301,14 @@ def search(
     note = (
         "" if helping else why_none(lines[0], sites, hot, _remains(cache=cache, more_workers=more_workers), MIN_SHARE)
     )
-    kept_in_worker = new_workers and any(one.proposal.keeps_in_worker for one in helping)
-    return Remedies(helping, note, useless, PERSISTENT if kept_in_worker else "")
+    advice = [PERSISTENT] if new_workers and any(one.proposal.keeps_in_worker for one in helping) else []
+    if helping and not any(_is_same_function(one.line, lines[0]) for one in helping):
+        advice.insert(0, why_none(lines[0], sites, hot, (), MIN_SHARE))
+    return Remedies(helping, note, useless, " ".join(advice))
+
+
+def _is_same_function(one: HotLine, other: HotLine) -> bool:
+    return (one.file, one.function) == (other.file, other.function)
 
 
 def _rank(found: RemedyResult) -> tuple[bool, float]:
