@@ -2788,6 +2788,33 @@ def test_what_is_done_once_per_process_is_done_before_the_samples_that_are_measu
     assert groups == [first, *measured]
 
 
+@pytest.mark.parametrize("more", [True, False])
+def test_what_is_made_of_the_results_of_a_cache_can_be_kept_as_well(more, tmp_path):
+    source = f"""\
+        import nbloader, numpy as np
+        @nbloader.cached
+        def same_each_epoch(path):
+            return np.arange(len(path))
+        class f:
+            paths = ["abc", "defgh"]
+            def __getitem__(self, i):
+                page = same_each_epoch(self.paths[i])
+                {"part = page[: i + 2] * 2" if more else "part = page + np.random.random()"}
+                return part + np.random.random()
+        """
+    data = defined(tmp_path, source)()
+    found = proposals("same-each-epoch", type(data).__getitem__, owner=data, facts=Facts(samples=100, nbytes=1000))
+    assert len(found) == more
+    for proposal in found:
+        assert "def same_each_epoch_2(one_of_paths, i):\n    page = same_each_epoch(one_of_paths)\n" in proposal.helper
+        new = rewritten(type(data).__getitem__, proposal)
+        for index in (0, 1, 0):
+            np.random.seed(index)
+            usual = data[index]
+            np.random.seed(index)
+            np.testing.assert_array_equal(new(data, index), usual)
+
+
 class TwoLines:
     def __getitem__(self, index):
         total = 0

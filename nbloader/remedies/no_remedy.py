@@ -61,6 +61,8 @@ def _hint(here: Sequence[Site], inside: str) -> str:
             "Data frames are slow for small questions: keep the columns as NumPy arrays, made once in __init__, and "
             "group or sort the rows there, too."
         )
+    if inside and inside != "numpy":
+        return f"Call {inside} for less: for smaller arrays, or once for what several samples share."
     if any(_is_in_loop(site) for site in here):
         return "It runs in a Python loop: a few NumPy calls on whole arrays often take a fraction of the time."
     return ""

@@ -19,6 +19,8 @@ WHY = "This loop computes one number at a time, in Python."
 INSTEAD = "Let NumPy compute the whole array at once."
 BITS = " NumPy's integers have 64 bits, so larger results would be wrong."
 SHORT = "Compute the whole array with NumPy instead of a Python loop"
+MAKES_ARRAYS = ("array", "asarray", "tensor", "as_tensor")
+"""Functions that take an array as well as a list of numbers."""
 NESTED = 2
 """Number of loops around a line from which it is certain that its loops, not what it calls, take the time."""
 
@@ -109,9 +111,15 @@ def _comprehensions(site: Site, np: str) -> list[Edit]:
         if around is not None and fold is not None:
             folded = f"({array}).{fold}()"
             return [Edit(around, folded), Edit(around, f"{folded}.item()")]
+        if isinstance(node, ast.ListComp) and around is not None and _last_name(around.func) in MAKES_ARRAYS:
+            return [Edit(node, f"({array})")]
         if isinstance(node, ast.ListComp):
             return [Edit(node, f"({array})"), Edit(node, f"({array}).tolist()"), Edit(node, f"list({array})")]
     return []
+
+
+def _last_name(function: ast.expr) -> str:
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
 
 
 REMEDY = PythonLoop()

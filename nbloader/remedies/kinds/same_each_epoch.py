@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import itertools
+import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -53,11 +55,13 @@ class SameEachEpoch:
         needed, available = site.facts.samples * site.facts.nbytes, available_memory()
         if not needed or (available is not None and needed > available // MEMORY_SHARE):
             return []
-        if any(site.calls_kept(node) for node in site.nodes):
-            return []
+        calls_kept = any(site.calls_kept(node) for node in site.nodes)
         if site.tree.name.startswith(("__getitems__", "__iter__", "__next__")) or _is_method_of_nothing(site):
             return []
-        found = [proposal for part in _parts(site) if (proposal := _of_part(site, part)) is not None]
+        parts = [part for part in _parts(site) if len(part.kept) > 1 or not calls_kept]
+        found = [proposal for part in parts if (proposal := _of_part(site, part)) is not None]
+        if calls_kept:  # one cache may keep what is made of the results of another one
+            return found[:1]
         if found:  # the longest part, then shorter ones, which may take less memory, or be the same in each epoch
             return list(dict.fromkeys([found[0], found[len(found) // 2], found[-1]]))
         return [proposal for value in _values(site) if (proposal := _of_value(site, value)) is not None][:1]
@@ -169,9 +173,11 @@ def _proposal(site: Site, code: str, names: Sequence[str], text: str, fixed: Seq
 
 
 def _name(site: Site) -> str:
-    """Return the name of the kept function: two methods of a class may have one each."""
+    """Return the name of the kept function: two methods of a class may have one each, and one may call another."""
     name = site.tree.name
-    return "same_each_epoch" if name.startswith("__") else f"same_each_epoch_{name.strip('_')}"
+    name = "same_each_epoch" if name.startswith("__") else f"same_each_epoch_{name.strip('_')}"
+    names = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
+    return next(one for one in names if not re.search(rf"\b{one}\b", site.source))
 
 
 def _function(site: Site, names: Sequence[str], text: str, fixed: Sequence[str]) -> str:
