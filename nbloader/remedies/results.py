@@ -265,7 +265,8 @@ class Remedies(Sequence[RemedyResult]):
         self._groups = alternatives(results)
         self._results = tuple(itertools.chain.from_iterable(self._groups))
         self._note = note
-        self._advice = advice
+        self.advice = advice
+        """What else to do with the remedies; "" if nothing."""
         best: dict[tuple[str, str], RemedyResult] = {}  # of several lines of a function, the one that gains most
         for one in without_gain:
             key = one.proposal.short, one.line.function
@@ -295,11 +296,11 @@ class Remedies(Sequence[RemedyResult]):
         for group in self._groups:
             parts += [choice_of(group)]
             parts += map(str, group)
-        return "\n\n".join(filter(None, [*parts, self._advice, self._tried()]))
+        return "\n\n".join(filter(None, [*parts, self.advice, self._tried()]))
 
     def _repr_html_(self) -> str:
         """Return a table, with the code of each remedy to unfold."""
-        tried = "".join(f"<p>{escape(text)}</p>" for text in (self._advice, self._tried()) if text)
+        tried = "".join(f"<p>{escape(text)}</p>" for text in (self.advice, self._tried()) if text)
         if not self._groups:
             return f"<p>{escape(self._note)}</p>{tried}"
         head = "".join(f'<th style="text-align:left">{name}</th>' for name in _COLUMNS)

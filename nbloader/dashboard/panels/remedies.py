@@ -107,7 +107,7 @@ class Remedies(Panel):
 
         try:
             found = loader.remedies(report=report)
-            text = "" if found else clean(found, _TEXT)
+            text = clean(found.advice if found else found, _TEXT)
             self._search = _Search(number, text=text, found=tuple(found))
         except Exception as error:  # whatever the dataset raises, also while a worker reads it
             log.debug("the search for remedies failed", exc_info=True)
