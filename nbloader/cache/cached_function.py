@@ -144,7 +144,7 @@ class CachedFunction(Composite, Generic[P, R]):
         """Return the digest of an object that does not change. It is computed once per process."""
         known = self._fixed_digests.pop(id(obj), None)
         if known is None:
-            walk = Walk()
+            walk = Walk(files=False)
             walk.visit(obj)
             known = _Fixed(obj, walk.digest())
             if len(self._fixed_digests) == MAX_FIXED:

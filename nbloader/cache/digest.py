@@ -307,6 +307,7 @@ class Walk:
         record: Whether to record the steps, for `Digest.holds`.
         lenient: Whether to leave out objects that have neither contents nor a pickle, instead of raising an error.
         follow: Whether to follow the user's code. Otherwise its objects count by their identity.
+        files: Whether texts may name files, whose versions count then.
     """
 
     def __init__(
@@ -316,6 +317,7 @@ class Walk:
         record: bool = False,
         lenient: bool = False,
         follow: bool = True,
+        files: bool = True,
     ) -> None:
         self.names = names
         self.modules: dict[ModuleType, frozenset[str]] = {}
@@ -326,6 +328,7 @@ class Walk:
         self.lenient = lenient
         self.record = _Record() if record else None
         self._follow = follow
+        self._names_files = files
         self._out: list[bytes] = []
         self._numbers: dict[int, int] = {}
         self.kept: list[Any] = []
@@ -461,6 +464,8 @@ class Walk:
             self._out, self._numbers, self._code, self._names = outer
 
     def _file(self, text: str) -> None:
+        if not self._names_files:
+            return
         version = self._step(FileVersion.now, text)
         if version is not None and version.is_folder:
             self.folders.append(text)

@@ -145,7 +145,8 @@ class Arguments(ast.NodeTransformer):
         if self._by_contents and not self.impossible and value is not UNKNOWN and _is_long(value):
             self.impossible |= changed_by_class(self._site).is_read(self._site, node)
             self.fixed.append(next(name for name, text in self.names.items() if text == ast.unparse(node)))
-        self.impossible |= self._by_contents and not _can_compare(value)
+        elif self._by_contents:  # to compare a large one would take long here: a trial does it
+            self.impossible |= not _can_compare(value)
         return argument
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
