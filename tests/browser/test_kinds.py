@@ -55,6 +55,10 @@ DRAWN = {
 """What is in the detail of a sample: role and name."""
 
 
+LAID_OUT = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+"""Waits until a new size has reached all observers."""
+
+
 def test_each_kind_is_drawn_on_a_card_and_in_full(open_notebook: Any) -> None:
     notebook = open_notebook(OPEN)
     page = notebook.page
@@ -94,7 +98,10 @@ def test_each_kind_is_drawn_on_a_card_and_in_full(open_notebook: Any) -> None:
     live.locator(".nbx-card[aria-label^='sample 0,'] img").wait_for()  # which others are drawn depends on the scrolling
     assert live.evaluate(LOW_CONTRAST) == []
     screenshot(page, "kinds-dark-1400")
+    before = live.evaluate("(node) => node.clientWidth")
     page.set_viewport_size({"width": 900, "height": 1400})
+    page.wait_for_function("(before) => document.querySelector('.nbl-live .nbx').clientWidth < before", arg=before)
+    page.evaluate(LAID_OUT)  # the list scrolls to the opened sample then
     lines: list[str] = []
     for index in (2, 3, 7, 8, 10):
         live.get_by_label("go to the sample with this index").fill(str(index))
