@@ -7,7 +7,6 @@ import hashlib
 import inspect
 import sys
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
@@ -66,8 +65,8 @@ class CachedFunction(Composite, Generic[P, R]):
         self._version = version
         self._depends = tuple(depends)
         self._fixed = tuple(fixed)
-        self._fixed_digests: OrderedDict[int, _Fixed] = OrderedDict()
-        """The objects that were passed for `fixed` parameters, by identity; the one used last stands last."""
+        self._fixed_digests: dict[int, _Fixed] = {}
+        """The objects that were passed for `fixed` parameters, by identity; threads share it."""
         self._digest: Digest | None = None
         self._watched = WATCHED
         self._changes = 0
@@ -142,14 +141,14 @@ class CachedFunction(Composite, Generic[P, R]):
 
     def _fixed_digest(self, obj: Any) -> bytes:
         """Return the digest of an object that does not change. It is computed once per process."""
-        known = self._fixed_digests.pop(id(obj), None)
+        known = self._fixed_digests.get(id(obj))
         if known is None:
             walk = Walk(files=False)
             walk.visit(obj)
             known = _Fixed(obj, walk.digest())
-            if len(self._fixed_digests) == MAX_FIXED:
-                self._fixed_digests.popitem(last=False)
-        self._fixed_digests[id(obj)] = known
+            for oldest in list(self._fixed_digests)[: 1 - MAX_FIXED]:
+                self._fixed_digests.pop(oldest, None)
+            self._fixed_digests[id(obj)] = known
         return known.digest
 
     def _function_walk(self, *, record: bool) -> Walk:

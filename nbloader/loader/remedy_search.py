@@ -442,11 +442,11 @@ def _fitting(found: RemedyResult, samples: int) -> RemedyResult:
     """Add what a cache takes for all samples; that is a problem if it is more than the cache may take by default."""
     if not found.kept:
         return found
-    needed, available = found.kept * results_of(samples, found.cached), available_memory()
+    results, available = results_of(samples, found.cached), available_memory()
+    needed = found.kept * results
     if available is not None and needed > available / MEMORY_SHARE:
         return RemedyResult(found.line, found.name, found.proposal, problem=f"it takes {megabytes(needed)} of memory")
-    results = results_of(samples, found.cached)
-    return replace(found, kept_in_all=needed, shared_by=samples / results if results else 1.0)
+    return replace(found, kept_in_all=needed, shared_by=samples / results)
 
 
 def results_of(samples: int, tried: Kept) -> float:

@@ -212,13 +212,7 @@ class Site:
 
     def size(self, node: ast.expr) -> tuple[int, int] | None:
         """Return the value of a constant (width, height), also if it is a global variable; None if it is not known."""
-        if isinstance(node, ast.Name):
-            value = self.target(node)
-        else:
-            try:
-                value = ast.literal_eval(node)
-            except ValueError:
-                return None
+        value = self.target(node) if isinstance(node, ast.Name) else constant_of(node)
         if isinstance(value, (tuple, list)) and len(value) == 2 and all(isinstance(side, int) for side in value):  # noqa: PLR2004
             return value[0], value[1]
         return None
@@ -282,6 +276,14 @@ class Site:
         first, last = part
         rest = starts[-1] - starts[(last.end_lineno or last.lineno) - 1] - (last.end_col_offset or 0)
         return data[starts[first.lineno - 1] + first.col_offset : len(data) - rest].decode()
+
+
+def constant_of(node: ast.expr) -> Any:
+    """Return the value of a literal; `UNKNOWN` for other code."""
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        return UNKNOWN
 
 
 def _named(target: str) -> Any:

@@ -12,8 +12,7 @@ from nbloader.remedies.remedy import Proposal
 from nbloader.remedies.site import Edit, Site
 
 ARRAYS = ("numpy.array", "numpy.asarray")
-PLACES = 3
-"""Maximum number of places in which it is tried to crop."""
+"""Functions whose results can be cropped, also if their arguments cannot."""
 
 
 class CropFirst:
@@ -40,7 +39,7 @@ class CropFirst:
                 short="Crop first, then compute",
                 is_certain=False,
             )
-            for code in list(codes)[:PLACES]
+            for code in codes
         ]
 
 

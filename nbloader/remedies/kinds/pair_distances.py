@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from nbloader.remedies.remedy import Proposal
-from nbloader.remedies.site import UNKNOWN, Edit, Site
+from nbloader.remedies.site import Edit, Site, constant_of
 
 LAST = (-1, 2)
 """The axis of the coordinates, in an array of the differences of all pairs."""
@@ -122,7 +122,7 @@ def _rooted(site: Site, node: ast.expr) -> ast.expr | None:
     if isinstance(node, ast.Call) and site.target(node.func) is np.sqrt and len(node.args) == 1:
         return node.args[0]
     power = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow)
-    return node.left if power and _constant(node.right) == 0.5 else None  # type: ignore[attr-defined]  # noqa: PLR2004
+    return node.left if power and constant_of(node.right) == 0.5 else None  # type: ignore[attr-defined]  # noqa: PLR2004
 
 
 def _sum_of_squares(site: Site, node: ast.expr, pairs: dict[str, _Pair]) -> _Pair | None:
@@ -137,7 +137,7 @@ def _sum_of_squares(site: Site, node: ast.expr, pairs: dict[str, _Pair]) -> _Pai
 
 
 def _squared(site: Site, node: ast.expr, pairs: dict[str, _Pair]) -> _Pair | None:
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow) and _constant(node.right) == 2:  # noqa: PLR2004
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow) and constant_of(node.right) == 2:  # noqa: PLR2004
         return _pair(site, node.left, pairs)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult) and ast.dump(node.left) == ast.dump(node.right):
         return _pair(site, node.left, pairs)
@@ -183,14 +183,7 @@ def _has_last_axis(call: ast.Call, *, given: int) -> bool:
         given: Number of its arguments before the axis.
     """
     axes = call.args[given:] + [keyword.value for keyword in call.keywords if keyword.arg == "axis"]
-    return len(axes) == 1 and len(call.args) + len(call.keywords) == given + 1 and _constant(axes[0]) in LAST
-
-
-def _constant(node: ast.expr) -> object:
-    try:
-        return ast.literal_eval(node)
-    except ValueError:
-        return UNKNOWN
+    return len(axes) == 1 and len(call.args) + len(call.keywords) == given + 1 and constant_of(axes[0]) in LAST
 
 
 REMEDY = PairDistances()

@@ -7,7 +7,7 @@ import ast
 import numpy as np
 
 from nbloader.remedies.remedy import Proposal
-from nbloader.remedies.site import UNKNOWN, Edit, Site
+from nbloader.remedies.site import Edit, Site, constant_of
 
 HELPER = '''\
 def part_of_argsort(values, *index):
@@ -37,7 +37,7 @@ class PartialSort:
         parts = [part for node in site.nodes if (part := _of_argsort(site, node)) is not None]
         if parts:
             helper = f"{numpy.helper}\n\n{HELPER.replace('NUMPY', numpy.name)}".lstrip()
-            return [_proposal(site, parts, helper, "np.argpartition", " Among equal values, it may be others.")]
+            return [_proposal(site, parts, helper, "np.argpartition", " Of equal values, it may take others.")]
         heap = site.module("heapq", "heapq")
         edits = [edit for node in site.nodes if (edit := _of_sorted(site, node, heap.name)) is not None]
         return [_proposal(site, edits, heap.helper, "heapq.nsmallest")] if edits else []
@@ -65,7 +65,7 @@ def _of_argsort(site: Site, node: ast.AST) -> Edit | None:
         return None
     axes = [*call.args[1:], *(keyword.value for keyword in call.keywords if keyword.arg == "axis")]
     if len(axes) != len(call.args) + len(call.keywords) - 1 or any(
-        _constant(a) not in (-1, len(index) - 1) for a in axes
+        constant_of(a) not in (-1, len(index) - 1) for a in axes
     ):
         return None
     if len(axes) > 1 or not all(isinstance(part, ast.Slice) and part.step is None for part in index):
@@ -86,22 +86,15 @@ def _of_sorted(site: Site, node: ast.AST, heapq: str) -> Edit | None:
     if site.target(call.func) is not sorted or not isinstance(index, ast.Slice) or index.step or index.lower:
         return None
     options = {keyword.arg: keyword.value for keyword in call.keywords}
-    reverse = _constant(options.pop("reverse")) if "reverse" in options else False
+    reverse = constant_of(options.pop("reverse")) if "reverse" in options else False
     if index.upper is None or options.keys() - {"key"} or not isinstance(reverse, bool):
         return None
-    count = _constant(index.upper)
+    count = constant_of(index.upper)
     if isinstance(count, int) and count < 0:
         return None
     name = "nlargest" if reverse else "nsmallest"
     key = f", key={site.text(options['key'])}" if "key" in options else ""
     return Edit(node, f"{heapq}.{name}({site.text(index.upper)}, {site.text(call.args[0])}{key})")
-
-
-def _constant(node: ast.expr) -> object:
-    try:
-        return ast.literal_eval(node)
-    except ValueError:
-        return UNKNOWN
 
 
 REMEDY = PartialSort()
