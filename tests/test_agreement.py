@@ -282,3 +282,25 @@ def test_a_loop_that_waits_for_a_reloaded_dataset_is_not_the_bottleneck():
                                 cores=4, window=4))  # fmt: skip
     assert verdict(e).cause == "unknown"
     assert_consistent(verdict(e), e)
+
+
+def after(run: Run, batches: int) -> Snapshot:
+    """A snapshot after the loop has left an epoch."""
+    records = run.records()[:batches]
+    stats, workers, end = new_stats(cores=8), len(run.makes), records[-1].returned
+    stats.update(EpochStarted(START, 0, run.batches, workers))
+    for one in records:
+        stats.update(one)
+    stats.update(EpochEnded(end, 0, batches, "exhausted" if batches == run.batches else "abandoned"))
+    present: dict[str, Any] = {"epoch": 0, "window": run.ahead * workers}
+    return stats.snapshot(gauges(end + 1, *map(gauge, range(workers)), **present))
+
+
+@settings(max_examples=100)
+@given(runs, st.integers(6, 40), st.sampled_from([0, 800, 3000]))
+def test_an_epoch_that_is_left_early_has_the_cause_of_the_whole_epoch(run: Run, left: int, startup: int):
+    makes = (run.makes[0],) * max(1, min(len(run.makes), left // 3))  # few batches cannot tell that one worker is slow
+    run = dataclasses.replace(run, makes=makes, startup=startup, batches=600, stall=-1)
+    early, whole = after(run, left), after(run, run.batches)
+    assert early.epoch_verdict.cause == whole.epoch_verdict.cause
+    assert ("Start-up took" in early.verdict) <= (startup > 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 
 import light
 import pytest
@@ -56,6 +57,33 @@ def test_the_line_is_named_if_there_are_too_few_batches_to_tell_a_cause(workers)
             return LINE in s.verdict and LINE in s.epoch_verdict.sentence
 
         wait_for(named)
+
+
+class Opens(light.Slow):
+    """The first sample of each process takes long, as if it opened a file."""
+
+    opened = False
+
+    def __getitem__(self, i):
+        if not self.opened:
+            time.sleep(0.5)
+            self.opened = True
+        return super().__getitem__(i)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loop_that_is_left_after_a_few_batches_is_told_what_limits_the_epoch(workers):
+    with DataLoader(Opens(4000, wait=0.005), 8, num_workers=workers, output="numpy") as loader:
+
+        def right():
+            for number, _batch in enumerate(loader):
+                if number == 8:
+                    break
+            s = loader.stats()
+            told = "after start-up" in s.verdict and "Start-up took" in s.verdict
+            return told and s.cause == ("workers_wait" if workers else "in_process")
+
+        wait_for(right)
 
 
 @pytest.mark.unit

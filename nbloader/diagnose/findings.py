@@ -3,12 +3,16 @@
 Each part of the loop's time (`parts`) gets a cause: the first one of `CAUSES` that applies to it. A part that no cause
 takes as a whole is divided further. The cause with the largest share of the time is the verdict. If another cause is
 comparable, it is the second cause.
+
+An epoch that was left early, or still runs, is judged as if it had gone on: start-up takes a larger share of its first
+batches than of the whole epoch.
 """
 
 from __future__ import annotations
 
 import collections
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from nbloader.diagnose.causes import CAUSES, UNKNOWN, Cause
@@ -17,6 +21,8 @@ from nbloader.diagnose.parts import INNER, MAJORITY, MIN_BATCHES, SMALL_WAIT, WA
 if TYPE_CHECKING:
     from nbloader.metrics.evidence import Evidence
 
+RECURRING = ("stall_wait", "sampler_wait", "placing_wait", "opening_wait", "producing_wait")
+"""Names of the parts of the wait that grow with the number of batches."""
 LARGE_START = 0.3
 """For a loader that otherwise keeps up, start-up or stalls are the verdict only from this share of the time on."""
 SECOND = 0.25
@@ -33,6 +39,7 @@ class Finding(NamedTuple):
 
 def find_causes(e: Evidence) -> tuple[Finding, ...]:
     """Find what limited the loop: one cause, or two comparable ones, the larger first."""
+    e = of_whole_epoch(e)
     if e.batches <= MIN_BATCHES and e.startup_wait + e.stall_wait < MAJORITY:
         return (Finding(UNKNOWN, e.wait_share),)
     shares = divide(e)
@@ -45,6 +52,46 @@ def find_causes(e: Evidence) -> tuple[Finding, ...]:
         for finding in _attribute(e, shares, part):
             found[finding.cause] += finding.share
     return _ranked(found, e.wait_share)
+
+
+def of_whole_epoch(e: Evidence) -> Evidence:
+    """Return the evidence with the shares that the loop's time would have if the epoch went on as it is.
+
+    The loop waits for the first batch of each worker once. Everything else grows with the number of batches.
+    """
+    if e.completed in (0.0, 1.0):
+        return e
+    once = _once(e)
+    grown = once + (1 - once) / e.completed
+    recurring = 1 / (e.completed * grown)
+    first = once / grown + (e.first_wait - once) * recurring
+    return replace(_scaled(e, recurring), startup_wait=e.startup_wait / grown, first_wait=first)
+
+
+def after_startup(e: Evidence) -> Evidence:
+    """Return the evidence for the epoch without the waits for the first batch of each worker."""
+    once = _once(e)
+    rest = 1 - once
+    first = max(0.0, e.first_wait - once) / rest
+    later = _scaled(e, 1 / rest)
+    return replace(later, after_startup=True, total=None, seconds=e.seconds * rest, startup_wait=0.0, first_wait=first)
+
+
+def _once(e: Evidence) -> float:
+    """Share of the span for which the loop waits once: a worker's first batch, or what it takes longer than others.
+
+    If no worker has made a second batch, the first ones tell how long it would take.
+    """
+    return min(max(e.first_wait, e.startup_wait) if e.batches > e.workers else e.startup_wait, 0.99)
+
+
+def _scaled(e: Evidence, factor: float) -> Evidence:
+    """Return the evidence with other shares of what grows with the number of batches."""
+    shares = {name: getattr(e, name) * factor for name in RECURRING}
+    usage = None if e.usage is None else replace(
+        e.usage, consumer_cpu=e.usage.consumer_cpu * factor, consumer_core_wait=e.usage.consumer_core_wait * factor
+    )
+    return replace(e, **shares, wait_share=1 - (1 - e.wait_share) * factor, usage=usage)
 
 
 def _attribute(e: Evidence, shares: Mapping[Part, float], part: Part) -> Iterator[Finding]:

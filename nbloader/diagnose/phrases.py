@@ -22,9 +22,16 @@ SOURCE = 80
 
 def waits(e: Evidence) -> str:
     """The share of time for which the loop waited, and the span over which it was measured."""
+    return f"the loop waited for {percent(e.wait_share)} {of_span(e)}"
+
+
+def of_span(e: Evidence) -> str:
+    """The span over which something was measured."""
     if e.span == "now":
-        return f"the loop waited for {percent(e.wait_share)} of the last {duration(e.seconds)}"
-    return f"the loop waited for {percent(e.wait_share)} of the epoch's {duration(e.seconds)}"
+        return f"of the last {duration(e.seconds)}"
+    if e.after_startup:
+        return f"of the {duration(e.seconds)} after start-up"
+    return f"of the epoch's {duration(e.seconds)}"
 
 
 def of_wait(e: Evidence, share: float) -> str:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nbloader.diagnose.findings import find_causes
+from nbloader._util.format import duration
+from nbloader.diagnose.causes.startup import STARTUP
+from nbloader.diagnose.findings import LARGE_START, after_startup, find_causes
 from nbloader.diagnose.phrases import of_wait, slowest_line
 from nbloader.metrics.snapshot import Verdict
 
@@ -19,6 +21,11 @@ if TYPE_CHECKING:
 def verdict(e: Evidence) -> Verdict:
     """State what limited the loop over a span, as a word and as a sentence."""
     first, *second = find_causes(e)
+    once = ""
+    if first.cause is not STARTUP and e.completed < 1 and e.startup_wait >= LARGE_START:
+        once = f" Start-up took {duration(e.first_wait * e.seconds)}, once per epoch."
+        e = after_startup(e)
+        first, *second = find_causes(e)
     remedy = first.cause.remedy(e)
     text = first.cause.sentence(e) + (slowest_line(e) if first.cause.names_line else "")
     also = ""
@@ -27,10 +34,10 @@ def verdict(e: Evidence) -> Verdict:
         also = f" A second cause accounts for {of_wait(e, second[0].share)} of the wait: {second[0].cause.short(e)}."
     return Verdict(
         cause=first.cause.name,
-        sentence=f"{remedy.text} {text}{remedy.no_help(e, alone=not second)}{also}".lstrip(),
+        sentence=f"{remedy.text} {text}{remedy.no_help(e, alone=not second)}{also}{once}".lstrip(),
         also=second[0].cause.name if second else "",
         restart=remedy.restart if e.span == "now" else (),
-        evidence=text + also,
+        evidence=text + also + once,
         more_workers=remedy.more_workers,
         larger_window=remedy.larger_window,
     )

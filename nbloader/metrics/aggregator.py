@@ -671,6 +671,7 @@ class Aggregator:
             seconds=seconds,
             wait_share=s.wait_share_epoch,
             batches=s.batches_done,
+            total=None if self._ended is not None and self._ended.reason == "exhausted" else s.batches_total,
             workers=len(alive),
             place=_place(g, self._recent),
             cores=self.cores,

@@ -115,6 +115,10 @@ class Evidence:
     """Length of the span, without pauses."""
     batches: int = 0
     """Number of batches delivered in the span."""
+    after_startup: bool = False
+    """Whether the span is the epoch without the wait for the first batch of each worker."""
+    total: int | None = None
+    """Number of batches that the epoch has if it is not left early; None if it is unknown, or for another span."""
     rate: float | None = None
     """Batches per second over the span, as the snapshot shows it; None if it is `batches / seconds`."""
     cores: int = 1
@@ -225,6 +229,11 @@ class Evidence:
         if self.rate is not None:
             return self.rate
         return self.batches / self.seconds if self.seconds else 0.0
+
+    @property
+    def completed(self) -> float:
+        """Share of the epoch's batches that have been delivered; 1 if their number is unknown."""
+        return min(1.0, self.batches / self.total) if self.total else 1.0
 
     @property
     def workers_here(self) -> int:

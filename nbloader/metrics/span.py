@@ -113,6 +113,8 @@ class SpanOptions:
     """Length of the span, without pauses."""
     wait_share: float
     batches: int
+    total: int | None = None
+    """See `Evidence.total`."""
     rate: float | None = None
     """See `Evidence.rate`."""
     workers: int
@@ -151,7 +153,7 @@ def measure(records: Sequence[BatchRecord], options: SpanOptions) -> Evidence:
     o = options
     if not records:
         return Evidence(
-            span=o.span, seconds=o.seconds, batches=o.batches, rate=o.rate, cores=o.cores,
+            span=o.span, seconds=o.seconds, batches=o.batches, total=o.total, rate=o.rate, cores=o.cores,
             workers=max(1, o.workers), place=o.place, window=o.window, wait_share=o.wait_share, startup=o.startup,
             worker_startup=o.worker_startup, usage=o.usage, device=o.device, elsewhere=_elsewhere(o.pids, o.machines),
         )  # fmt: skip
@@ -192,7 +194,9 @@ def measure(records: Sequence[BatchRecord], options: SpanOptions) -> Evidence:
     ]
     transferred = sum(ns for r, ns in zip(regular, there, strict=True) if r.placed is not None)
     begun_ns = min((r.fetch_begin for r in o.opening), default=0) - min((r.requested for r in o.opening), default=0)
-    starting_ns = max(startup_ns, min(begun_ns - drawn_first, first_ns))  # no worker has a batch before it begins one
+    # No worker has a batch before it begins one, and the first batch was begun the usual time before it was there.
+    begun_ns = max(begun_ns - drawn_first, opening[0][1] - _drawn(opening[0][0]) - usual_make if opening else 0)
+    starting_ns = max(startup_ns, min(begun_ns, first_ns))
     steady_ns = max(1, span_ns - starting_ns - drawn_first - stall_ns)
     batches = max(1, o.batches)  # the first ones, too: they were made within this time
     count = len(regular)
@@ -214,6 +218,7 @@ def measure(records: Sequence[BatchRecord], options: SpanOptions) -> Evidence:
         span=o.span,
         seconds=o.seconds,
         batches=o.batches,
+        total=o.total,
         rate=o.rate,
         cores=o.cores,
         workers=workers,

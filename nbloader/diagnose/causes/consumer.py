@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
-from nbloader._util.format import clean, duration, percent, plural
+from nbloader._util.format import clean, percent, plural
 from nbloader.diagnose.causes.base import Cause, Remedy, always
 from nbloader.diagnose.parts import Part, own_ms
-from nbloader.diagnose.phrases import SOURCE, line_of, millis
+from nbloader.diagnose.phrases import SOURCE, line_of, millis, of_span
 from nbloader.diagnose.work import CONTENDED, PYTHON_STEP, split_steps, taken_by_others
 from nbloader.metrics.evidence import Evidence, Place
 
@@ -24,10 +24,9 @@ def _computes(e: Evidence) -> bool:
 
 
 def _sentence(e: Evidence) -> str:
-    span = f"of the last {duration(e.seconds)}" if e.span == "now" else f"of the epoch's {duration(e.seconds)}"
     ready = "" if e.place is Place.CONSUMER or e.ready < 1 else f" The loader keeps {_mean_batches(e.ready)} ready."
     return (
-        f"Your loop is the bottleneck: it waited for {percent(e.wait_share)} {span}. It spends {millis(own_ms(e))} on "
+        f"Your loop is the bottleneck: it waited for {percent(e.wait_share)} {of_span(e)}. It spends {millis(own_ms(e))} on "
         f"each batch{_steps(e)}.{line_of(e.step, 'that time')}{ready}"
     )
 
