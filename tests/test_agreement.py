@@ -298,9 +298,9 @@ def after(run: Run, batches: int) -> Snapshot:
 
 @settings(max_examples=100)
 @given(runs, st.integers(6, 40), st.sampled_from([0, 800, 3000]))
-def test_an_epoch_that_is_left_early_has_the_cause_of_the_whole_epoch(run: Run, left: int, startup: int):
+def test_an_epoch_that_is_left_early_has_a_cause_of_the_whole_epoch(run: Run, left: int, startup: int):
     makes = (run.makes[0],) * max(1, min(len(run.makes), left // 3))  # few batches cannot tell that one worker is slow
     run = dataclasses.replace(run, makes=makes, startup=startup, batches=600, stall=-1)
     early, whole = after(run, left), after(run, run.batches)
-    assert early.epoch_verdict.cause == whole.epoch_verdict.cause
+    assert early.epoch_verdict.cause in (whole.epoch_verdict.cause, whole.epoch_verdict.also)
     assert ("Start-up took" in early.verdict) <= (startup > 0)

@@ -88,8 +88,12 @@ def _once(e: Evidence) -> float:
 def _scaled(e: Evidence, factor: float) -> Evidence:
     """Return the evidence with other shares of what grows with the number of batches."""
     shares = {name: getattr(e, name) * factor for name in RECURRING}
-    usage = None if e.usage is None else replace(
-        e.usage, consumer_cpu=e.usage.consumer_cpu * factor, consumer_core_wait=e.usage.consumer_core_wait * factor
+    usage = (
+        None
+        if e.usage is None
+        else replace(
+            e.usage, consumer_cpu=e.usage.consumer_cpu * factor, consumer_core_wait=e.usage.consumer_core_wait * factor
+        )
     )
     return replace(e, **shares, wait_share=1 - (1 - e.wait_share) * factor, usage=usage)
 

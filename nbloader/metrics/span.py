@@ -167,10 +167,9 @@ def measure(records: Sequence[BatchRecord], options: SpanOptions) -> Evidence:
     waits = [_wait(r, o.pauses) for r in steady]
     usual_make, usual_wait = median(makes) or 0, median(waits) or 0
     opening = [(r, _wait(r, o.pauses)) for r in o.opening[:workers]]
-    drawn_first = sum(min(_drawn(r), wait) for r, wait in opening)
-    # Even an ideal loader takes the time of one batch to deliver the first. Up to twice that is not worth reporting.
-    drawn_first = min(drawn_first, waited_ns)
+    drawn_first = min(sum(min(_drawn(r), wait) for r, wait in opening), waited_ns)
     first_ns = min(sum(wait for _r, wait in opening), waited_ns) - drawn_first
+    # Even an ideal loader takes the time of one batch to deliver the first. Up to twice that is not worth reporting.
     startup_ns = max(0, first_ns - 2 * usual_make - workers * usual_wait)
     later_ns = waited_ns - first_ns - drawn_first
     stalled = _stalls([*steady, *(r for r in o.worst if r.index not in first)], o, usual_make, usual_wait, later_ns)
@@ -193,9 +192,8 @@ def measure(records: Sequence[BatchRecord], options: SpanOptions) -> Evidence:
         for r, wait, drawn in zip(regular, regular_waits, sampling, strict=True)
     ]
     transferred = sum(ns for r, ns in zip(regular, there, strict=True) if r.placed is not None)
-    begun_ns = min((r.fetch_begin for r in o.opening), default=0) - min((r.requested for r in o.opening), default=0)
-    # No worker has a batch before it begins one, and the first batch was begun the usual time before it was there.
-    begun_ns = max(begun_ns - drawn_first, opening[0][1] - _drawn(opening[0][0]) - usual_make if opening else 0)
+    # Workers begin to work the usual time before the first batch is there.
+    begun_ns = opening[0][1] - _drawn(opening[0][0]) - usual_make if opening else 0
     starting_ns = max(startup_ns, min(begun_ns, first_ns))
     steady_ns = max(1, span_ns - starting_ns - drawn_first - stall_ns)
     batches = max(1, o.batches)  # the first ones, too: they were made within this time

@@ -26,8 +26,8 @@ def _computes(e: Evidence) -> bool:
 def _sentence(e: Evidence) -> str:
     ready = "" if e.place is Place.CONSUMER or e.ready < 1 else f" The loader keeps {_mean_batches(e.ready)} ready."
     return (
-        f"Your loop is the bottleneck: it waited for {percent(e.wait_share)} {of_span(e)}. It spends {millis(own_ms(e))} on "
-        f"each batch{_steps(e)}.{line_of(e.step, 'that time')}{ready}"
+        f"Your loop is the bottleneck: it waited for {percent(e.wait_share)} {of_span(e)}. It spends "
+        f"{millis(own_ms(e))} on each batch{_steps(e)}.{line_of(e.step, 'that time')}{ready}"
     )
 
 
