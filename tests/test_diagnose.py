@@ -314,6 +314,9 @@ def test_the_verdict_begins_with_what_is_known_for_the_slowest_line(cause, chang
     assert "loader.remedies()" not in found.evidence, "the other span's evidence does not say what to do"
     assert "cheaper" not in found.sentence
     assert len(found.sentence) < 520, "as below"
+    tried = line._replace(remedy_place="cell 2 line 5", is_tried=True)
+    shown = verdict(evidence(BUSY, changes | {"line": tried})).sentence
+    assert "ead the file once per worker (cell 2 line 5), as loader.remedies() has shown" in shown
 
 
 CHEAPER = "Make the slowest line cheaper (cell 4 line 12): try loader.remedies()"
@@ -332,6 +335,10 @@ def test_where_only_a_cheaper_line_helps_the_verdict_names_the_call_that_looks_f
     assert found.cause == cause
     assert found.sentence.startswith(f"{CHEAPER}. ")
     assert "loader.remedies()" not in found.evidence
+    in_vain = SlowLine(0.3, "x = word in words", "cell 4 line 12", is_tried=True)
+    sentence = verdict(evidence(BUSY, changes | {"line": in_vain})).sentence
+    assert sentence.startswith("Make the slowest line cheaper (cell 4 line 12). ")
+    assert "loader.remedies()" not in sentence
 
 
 @pytest.mark.unit

@@ -2424,6 +2424,8 @@ def test_a_remedy_is_tried_on_the_samples_and_nothing_is_changed(archive):
         assert "The cache takes" in text
         for part in ("<table>", "kept_load", f"{only.gain:.1f}x"):
             assert part in html
+        told = f"{found[0].proposal.short} ({found[0].line.place}), as loader.remedies() has shown"
+        assert told.lower() in loader.stats().epoch_verdict.sentence.lower()
         listed = loader.remedies(samples=0)
         assert [one.name for one in listed] == ["read-each-time"]
         assert listed[0].samples == 0

@@ -113,7 +113,10 @@ def _after_epoch(s: Snapshot, status: LoaderStatus, whole: Verdict, epoch: Evide
 
 def _line(e: Evidence) -> str:
     """The slowest line, and its remedy or the call that may find one, as sentences; "" if no line is known."""
-    return f"{slowest_line(e)} {line_remedy(e) or TRY.capitalize()}." if e.line is not None else ""
+    if e.line is None:
+        return ""
+    todo = line_remedy(e) or ("" if e.line.is_tried else TRY.capitalize())
+    return slowest_line(e) + (f" {todo}." if todo else "")
 
 
 def _stopped(s: Snapshot, status: LoaderStatus, stop: LoopStopped) -> str:

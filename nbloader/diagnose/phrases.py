@@ -119,7 +119,8 @@ def line_remedy(e: Evidence, *, waits: bool = False) -> str:
     if e.line is None:
         return ""
     own = e.line.shorter_wait if waits else e.line.remedy
-    return f"{own} ({clean(e.line.place, SOURCE)}), as loader.remedies() shows" if own else ""
+    place = clean(e.line.remedy_place or e.line.place, SOURCE)
+    return f"{own} ({place}), as loader.remedies() {'has shown' if e.line.is_tried else 'shows'}" if own else ""
 
 
 def cheaper_line(e: Evidence, unknown: str) -> str:
@@ -128,7 +129,8 @@ def cheaper_line(e: Evidence, unknown: str) -> str:
         return unknown
     if e.line.is_kept:
         return f"Let the cache fill: {clean(e.line.place, SOURCE)} runs once for each result that it keeps"
-    return line_remedy(e) or f"Make the slowest line cheaper ({clean(e.line.place, SOURCE)}): {TRY}"
+    own = f"Make the slowest line cheaper ({clean(e.line.place, SOURCE)})"
+    return line_remedy(e) or (own if e.line.is_tried else f"{own}: {TRY}")
 
 
 def with_line_remedy(e: Evidence, other: str, *, waits: bool = False) -> str:

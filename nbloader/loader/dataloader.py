@@ -1005,7 +1005,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         bar = trial_bar if samples and report is None else no_bar
         more_workers = self.stats().epoch_verdict.more_workers is not False
         new = self.num_workers > 0 and not (self.persistent_workers or self._config.kind.in_process)
-        return search(hot, tried, run, predict, report, bar, more_workers=more_workers, new_workers=new)
+        found = search(hot, tried, run, predict, report, bar, more_workers=more_workers, new_workers=new)
+        if samples:
+            self._parts.monitor.lines.tried(hot, found)
+        return found
 
     def tune(
         self,

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,7 @@ from nbloader.metrics.process_probe import AT_ONCE
 
 if TYPE_CHECKING:
     from nbloader.remedies.advice import Advice
+    from nbloader.remedies.results import Remedies
 
 log = logging.getLogger(__name__)
 
@@ -189,6 +190,15 @@ class LineProfiler:
 
             self._remedies[key] = short_advice(line, self._roots())
         return self._remedies[key]
+
+    def tried(self, lines: Iterable[HotLine], found: Remedies) -> None:
+        """Remember what has helped on samples, so that verdicts that name one of the lines say so."""
+        from nbloader.remedies.advice import tried_advice
+
+        best = tried_advice(found)
+        named = [line for line in lines if line.share >= NOTABLE and not self._remedy(line).is_kept]
+        self._remedies |= {(line.file, line.line, line.source): best for line in named}
+        self._slowest_due = 0.0
 
     def _start_or_stop(self) -> None:
         if not self._open or self.on is False:

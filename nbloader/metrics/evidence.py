@@ -99,6 +99,10 @@ class SlowLine(NamedTuple):
     """What is known to shorten its waits, such as for a disk, too; "" if nothing is."""
     is_kept: bool = False
     """Whether a cache keeps what it computes: it runs once for each result."""
+    remedy_place: str = ""
+    """Where to change something; "" if it is at the line itself."""
+    is_tried: bool = False
+    """Whether remedies were tried on samples: if none is known then, none has helped."""
 
 
 KnownFacts: TypeAlias = Callable[[Sequence[Any]], Mapping[Any, SampleFacts]]

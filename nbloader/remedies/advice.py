@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from nbloader.device.placement import accelerator_type
 from nbloader.metrics.hot_lines import HotLine
 from nbloader.remedies.kinds import REMEDIES
+from nbloader.remedies.results import Remedies
 from nbloader.remedies.site import locate
 
 log = logging.getLogger(__name__)
@@ -23,6 +24,18 @@ class Advice(NamedTuple):
     """What also shortens its waits; "" if nothing is known."""
     is_kept: bool = False
     """Whether a cache keeps what it computes."""
+    remedy_place: str = ""
+    """Where to change something; "" if it is at the line itself."""
+    is_tried: bool = False
+    """Whether remedies were tried on samples."""
+
+
+def tried_advice(found: Remedies) -> Advice:
+    """Return what gains most of what was tried."""
+    best = next((one for one in found if one.samples), None)
+    if best is None:
+        return Advice(is_tried=True)
+    return Advice(best.proposal.short, best.proposal.short, remedy_place=best.line.place, is_tried=True)
 
 
 def short_advice(line: HotLine, roots: Sequence[Any]) -> Advice:
