@@ -2872,10 +2872,11 @@ def test_a_call_of_a_cached_function_is_no_reason_to_cache_it(keeps, tmp_path):
     hot = HotLines(lines=(line_of(function, 1),), samples=100)
     data = types.SimpleNamespace(function=function)
     found = search(hot, Samples(data, None, (), False), None, None, more_workers=False)
-    expected = "cache smaller results." if keeps else "keep results with nbloader.cached."
+    expected = "keep smaller results, such as" if keeps else "keep results with nbloader.cached."
     assert f"What remains: {expected}" in repr(found)
     collated = search(hot, Samples(Quick(), function, (), False), None, None, more_workers=False)
     assert ("What remains" in repr(collated)) == keeps
+    assert ("from the cache of `kept`" in repr(collated)) == keeps
     assert "keep results" not in repr(collated)
 
 

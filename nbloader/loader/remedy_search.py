@@ -294,7 +294,7 @@ def search(
             log.debug("the remedy %s for %s: %s", one.name, one.line.place, one.problem)
     useless = [one for one in tried if not (one.helps or one.raised or one.only_listed)]
     slowest = next((site for site in sites if site.line is lines[0]), None)
-    kept = slowest is not None and (slowest.is_kept or calls_kept(slowest))
+    kept = slowest is not None and (slowest.is_kept or bool(calls_kept(slowest)))
     batches = slowest is not None and slowest.function is samples.collate_fn  # they differ from epoch to epoch
     random = slowest is not None and is_random(slowest, list(slowest.nodes))
     cache = not (kept or batches or random or any(one.proposal.saves == "later" for one in useless))

@@ -40,8 +40,12 @@ def why_none(slowest: HotLine, sites: Sequence[Site], hot: HotLines, remains: Se
     here = [site for site in sites if site.line is slowest]
     if any(site.is_kept for site in here):
         return f"{found}: a cache keeps its results, so it runs once for each of them. {what_remains}".rstrip()
-    if any(calls_kept(site) for site in here):
-        return f"{found}: it takes copies from a cache. What remains: cache smaller results."
+    kept = next((name for site in here for name in calls_kept(site)), "")
+    if kept:
+        return (
+            f"{found}: it takes copies from the cache of `{clean(kept, SHOWN)}`. What remains: keep smaller results, "
+            "such as uint8 instead of float32 or the part that samples need, or what is computed from them."
+        )
     shares = _in_libraries(slowest, hot)
     most = max(shares, key=shares.__getitem__, default="")
     inside = ""
@@ -83,9 +87,10 @@ def _next_lines(slowest: HotLine, hot: HotLines, min_share: float) -> str:
     return f"The next lines are {' and '.join(named)}." if others else ""
 
 
-def calls_kept(site: Site) -> bool:
-    """Whether the slow line calls a function that keeps its results."""
-    return any(site.calls_kept(node) for node in site.nodes)
+def calls_kept(site: Site) -> list[str]:
+    """Return the functions that the slow line calls and that keep their results, as they are written there."""
+    calls = [call for node in site.nodes for call in ast.walk(node) if isinstance(call, ast.Call)]
+    return [site.text(call.func) for call in calls if site.keeps(call)]
 
 
 def _in_libraries(line: HotLine, hot: HotLines) -> dict[str, float]:

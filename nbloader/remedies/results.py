@@ -340,7 +340,8 @@ def choice_of(group: Sequence[RemedyResult]) -> str:
     if len(group) == 1:
         return ""
     number = {2: "two", 3: "three", 4: "four"}.get(len(group), str(len(group)))
-    if len({one.gains_later for one in group}) > 1:  # a cache adds to what makes the rest faster
+    kinds = {(one.proposal.saves == "later", one.gains_later) for one in group}
+    if len(kinds) > 1:  # a cache adds to what makes the rest faster
         return (
             f"Begin with one of the next {number}: they change the same code. Then call remedies() again for the rest."
         )

@@ -240,7 +240,11 @@ class Site:
 
     def calls_kept(self, node: ast.AST) -> bool:
         """Whether a node calls a function that keeps what it has returned."""
-        return any(isinstance(inner, ast.Call) and keeps(self.target(inner.func)) for inner in ast.walk(node))
+        return any(isinstance(inner, ast.Call) and self.keeps(inner) for inner in ast.walk(node))
+
+    def keeps(self, call: ast.Call) -> bool:
+        """Whether a call is one of a function that keeps what it has returned."""
+        return keeps(self.target(call.func))
 
     def text(self, node: ast.AST) -> str:
         """Return the source of a node."""
