@@ -49,8 +49,8 @@ FAST_SECONDS, FAST = 0.2, 10
 """If all samples on which to try take less than this time, more are taken, at most this many times as many. The first
 ones find caches that are cold, which a worker finds only once."""
 PERSISTENT = (
-    "Set persistent_workers=True as well: the workers of each epoch are new ones, and would compute again what is kept "
-    "once per worker."
+    "Set persistent_workers=True as well: the workers of each epoch are new ones, and would compute or "
+    "compile again what is kept once per worker."
 )
 PRECISION = 0.1
 """Relative error of what a sample takes with the rewritten code, as a trial measures it."""
@@ -431,11 +431,17 @@ def _tried(found: _Found, samples: Samples, run: Run, shown: Bar, end: float) ->
         if samples.collate_fn is None:  # the parts are those of a list of samples
             one = replace(one, parts=tuple(dict.fromkeys(part.partition("]")[2] for part in one.parts)))
         results.append(_fitting(one, samples.facts.samples))
-        if proposal.saves == "later" and results[-1].helps:  # the others keep less; all samples may share the shortest
-            last = waiting[-1:] if results[-1].gains_later else []
-            shown.add(sum(map(len, groups[1:])) * (len(waiting) - len(last)))
-            waiting = last
+        rest = _left(waiting, results[-1])
+        shown.add(sum(map(len, groups[1:])) * (len(waiting) - len(rest)))
+        waiting = rest
     return best_of(results)
+
+
+def _left(waiting: list[Proposal], last: RemedyResult) -> list[Proposal]:
+    """Return the proposals that are worth a trial after another one for the same line."""
+    if last.proposal.saves == "later" and last.helps:  # the others keep less; all samples may share the shortest
+        return waiting[-1:] if last.gains_later else []
+    return waiting if last.problem else [one for one in waiting if not one.fallback]
 
 
 def _fitting(found: RemedyResult, samples: int) -> RemedyResult:

@@ -46,10 +46,13 @@ class Proposal(NamedTuple):
     shortens_waits: bool = False
     """Whether it also shortens the waits of the line, such as for a disk or the network, not only what it computes."""
 
+    fallback: bool = False
+    """Whether it is tried only if the proposal before it could not be tried."""
+
     @property
     def keeps_in_worker(self) -> bool:
         """Whether a worker keeps something for later samples, so that new workers compute it again."""
-        return re.search(r"lru_cache|^_\w+ = \{\}$", self.helper, re.MULTILINE) is not None
+        return re.search(r"lru_cache|^_\w+ = \{\}$|numba\.njit", self.helper, re.MULTILINE) is not None
 
     @property
     def is_valid(self) -> bool:

@@ -1,10 +1,11 @@
-"""A loop of Python that computes number by number what NumPy computes for a whole array."""
+"""A loop of Python that computes one number at a time, where NumPy computes a whole array or Numba compiles it."""
 
 from __future__ import annotations
 
 import ast
 
 from nbloader._util.format import percent
+from nbloader.remedies.compiled import compiled_function, compiled_loop, is_installed
 from nbloader.remedies.remedy import Proposal
 from nbloader.remedies.site import Edit, Site
 from nbloader.remedies.vectorize import (
@@ -17,8 +18,11 @@ from nbloader.remedies.vectorize import (
 
 WHY = "This loop computes one number at a time, in Python."
 INSTEAD = "Let NumPy compute the whole array at once."
-BITS = " NumPy's integers have 64 bits, so larger results would be wrong."
+BITS = " Integers then have 64 bits, so larger results would be wrong."
 SHORT = "Compute the whole array with NumPy instead of a Python loop"
+COMPILE = "Compile it with Numba. Each worker does that once, for its first sample."
+SHORT_COMPILE = "Compile the loop with Numba"
+WHY_FUNCTION = "This function computes one number at a time, in Python."
 MAKES_ARRAYS = ("array", "asarray", "tensor", "as_tensor")
 """Functions that take an array as well as a list of numbers."""
 NESTED = 2
@@ -50,7 +54,7 @@ class PythonLoop:
                 Proposal(WHY, instead, code, np.helper, must_help=True, short=SHORT, is_certain=nested)
                 for code in codes
             ]
-            return [*written, *_in_words(site, len(loops))]
+            return [*written, *_compiled(site, loops)]
         found = _comprehensions(site, np.name)
         if found:
             return [
@@ -65,7 +69,22 @@ class PythonLoop:
                 )
                 for edit in found
             ]
-        return _in_words(site, len(loops))
+        return _compiled(site, loops)
+
+
+def _compiled(site: Site, loops: list[ast.For]) -> list[Proposal]:
+    """Return what Numba makes faster; or else what to do in words."""
+    missing = "" if is_installed() else "numba"
+    found = compiled_loop(site) if loops else compiled_function(site)
+    warning = _warning(loops[0] if loops else site.tree)
+    written = [
+        Proposal(
+            WHY if loops else WHY_FUNCTION, COMPILE + warning, one.code, one.helper, package=missing,
+            must_help=not loops, short=SHORT_COMPILE, is_certain=False, fallback=number > 0,
+        )
+        for number, one in enumerate(found[-1:] if missing else found)
+    ]  # fmt: skip
+    return [*written, *_in_words(site, len(loops))]
 
 
 def _in_words(site: Site, loops: int) -> list[Proposal]:

@@ -1,0 +1,302 @@
+"""A loop as a function that Numba compiles: which loops it knows, what becomes an argument, and the code. Pure."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import importlib.util
+import inspect
+import textwrap
+from collections.abc import Sequence
+from dataclasses import replace
+from types import FunctionType, ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from nbloader.remedies import flow
+from nbloader.remedies.changes import changed_in_place, root_of
+from nbloader.remedies.moved import Arguments, are_whole_lines, text_of
+from nbloader.remedies.site import NO_FACTS, UNKNOWN, Edit, Node, Site, site_of
+
+BUILTINS = frozenset({
+    "len", "range", "min", "max", "abs", "int", "float", "bool", "round", "sum", "enumerate", "zip", "ord", "divmod",
+    "pow",
+})  # fmt: skip
+"""Built-in functions that Numba compiles."""
+NUMPY = frozenset({
+    "sqrt", "exp", "log", "log2", "log10", "log1p", "expm1", "sin", "cos", "tan", "arcsin", "arccos", "arctan",
+    "arctan2", "sinh", "cosh", "tanh", "floor", "ceil", "abs", "absolute", "fabs", "sign", "maximum", "minimum",
+    "power", "hypot", "zeros", "ones", "empty", "full", "zeros_like", "ones_like", "empty_like", "arange", "linspace",
+    "dot", "sum", "mean", "max", "min", "argmax", "argmin", "any", "all", "isnan", "isfinite", "float32", "float64",
+    "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "cumsum", "prod", "std", "var", "median",
+    "mod", "square", "floor_divide", "interp", "sort", "argsort", "searchsorted", "bincount", "diff",
+})  # fmt: skip
+"""Functions of NumPy that Numba compiles, at least with some arguments."""
+FUNCTIONS = {"numpy": NUMPY, "numpy.linalg": frozenset({"norm", "det", "inv", "solve"})}
+METHODS = frozenset({"append", "sum", "mean", "max", "min", "copy", "any", "all", "argmax", "argmin", "pop", "fill"})
+"""Methods that Numba compiles for arrays and lists."""
+ATTRIBUTES = frozenset({"shape", "size", "ndim", "T", "real", "imag"})
+NODES = (
+    ast.Assign, ast.AugAssign, ast.AnnAssign, ast.For, ast.While, ast.If, ast.Break, ast.Continue, ast.Pass, ast.Expr,
+    ast.Name, ast.Constant, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.Subscript, ast.Slice,
+    ast.Tuple, ast.List, ast.ListComp, ast.comprehension, ast.Call, ast.Attribute, ast.Return, ast.keyword,
+    ast.expr_context, ast.operator, ast.unaryop, ast.boolop, ast.cmpop,
+)  # fmt: skip
+
+
+class Compiled(NamedTuple):
+    """A function of which a part is compiled."""
+
+    code: str
+    """The function, which calls the part."""
+    helper: str
+    """The part as a function of its own, and the functions that it calls."""
+
+
+class CannotCompileError(Exception):
+    """Numba does not compile the code, as far as that is known here."""
+
+
+def is_installed() -> bool:
+    """Whether Numba is installed."""
+    return importlib.util.find_spec("numba") is not None
+
+
+def compiled_loop(site: Site) -> list[Compiled]:
+    """Return the ways to write a function with its outermost loop around the slow line as a compiled function."""
+    loops = [
+        node for node in site.body
+        if isinstance(node, (ast.For, ast.While)) and node.lineno <= site.number <= (node.end_lineno or node.lineno)
+    ]  # fmt: skip
+    for loop in sorted(loops, key=lambda node: node.lineno):
+        try:
+            return _ways(site, _region(site, loop))
+        except CannotCompileError:
+            continue
+    return []
+
+
+def compiled_function(site: Site) -> list[Compiled]:
+    """Return the ways to write a function without loops that calls its compiled self."""
+    if site.owner is not None or any(isinstance(node, flow.COMPREHENSIONS) for node in site.body):
+        return []
+    try:
+        return _ways(site, flow.statements(site))
+    except CannotCompileError:
+        return []
+
+
+def _ways(site: Site, region: Sequence[ast.stmt]) -> list[Compiled]:
+    """Pass what is not known to be an array as it is, and, in a second way, as an array."""
+    ways = [_compiled(site, region, as_arrays=as_arrays) for as_arrays in (False, True)]
+    return list(dict.fromkeys(ways))
+
+
+def _compiled(site: Site, region: Sequence[ast.stmt], *, as_arrays: bool) -> Compiled:
+    called: dict[str, FunctionType] = {}
+    for stmt in region:
+        _check(site, stmt, called)
+    if not are_whole_lines(site, region) or inspect.isgeneratorfunction(site.function):
+        raise CannotCompileError
+    before = [node for node in site.body if isinstance(node, ast.stmt) and node.lineno < region[0].lineno]
+    outer = [stmt for stmt in before if stmt is not site.tree]
+    available = {*flow.parameters(site), *flow.assigned(_targets(outer)), *flow.global_values(site, region)}
+    given = Arguments(site, region, available, by_contents=False)
+    returns = [node for node in flow.inside(region) if isinstance(node, ast.Return)]
+    if given.impossible or (returns and list(region) != flow.statements(site)):
+        raise CannotCompileError
+    passing = _Passing(site, region, as_arrays=as_arrays)
+    changed = {root.id for stmt in region for one in changed_in_place(stmt) if (root := root_of(one)) is not None}
+    results = [name for name in flow.assigned(region) if name in _live_after(site, region)]
+    results += [name for name in given.local if name in changed and name not in results and passing.copies(name)]
+    unsure = [name for name in results if name in available and name not in flow.always_assigned(region)]
+    names = given.names_with(unsure)
+    if not (names or results):
+        raise CannotCompileError
+    name = f"compiled_{site.tree.name.strip('_') or 'loop'}"
+    call = f"{name}({', '.join(map(passing.text, names.values()))})"
+    body = textwrap.indent(text_of(site, region, [*given.edits, *_renamed(region, called)]), "    ")
+    end = f"\n    return {', '.join(results)}" if results and not returns else ""
+    functions = "".join(f"compiled_{one} = numba.njit({one}, boundscheck=True)\n\n" for one in called)
+    head = f"@numba.njit(boundscheck=True)\ndef {name}({', '.join(names)}):"
+    imports = "import numba\n" + (f"{passing.np.helper}\n" if passing.np.helper and passing.uses_numpy else "")
+    first = f"return {call}" if returns else f"{', '.join(results)} = {call}" if results else call
+    lines = site.source.splitlines(keepends=True)
+    last = region[-1].end_lineno or region[-1].lineno
+    code = [*lines[: region[0].lineno - 1], " " * region[0].col_offset + first + "\n", *lines[last:]]
+    return Compiled("".join(code), f"{imports}\n{functions}{head}\n{body.rstrip()}{end}\n")
+
+
+def _region(site: Site, loop: ast.For | ast.While) -> list[ast.stmt]:
+    """Return a loop, and the statements right before it from the first one that makes a list which the loop fills."""
+    body = next(
+        part for node in site.body for part in _bodies(node) if loop in part
+    )  # the statements among which the loop is
+    position = body.index(loop)
+    first, names = position, set(flow.read([loop]))
+    for number in range(position - 1, -1, -1):
+        stmt = body[number]
+        if not isinstance(stmt, (ast.Assign, ast.AnnAssign)):
+            break
+        try:
+            _check(site, stmt, {})
+        except CannotCompileError:
+            break
+        makes_list = isinstance(stmt.value, ast.List) or any(isinstance(one, ast.List) for one in ast.walk(stmt))
+        if makes_list and names & set(flow.assigned([stmt])):
+            first = number
+    return body[first : position + 1]
+
+
+def _bodies(node: ast.AST) -> list[list[ast.stmt]]:
+    found = [getattr(node, name, None) for name in ("body", "orelse", "finalbody")]
+    return [part for part in found if isinstance(part, list)]
+
+
+def _targets(stmts: Sequence[ast.stmt]) -> list[ast.AST]:
+    """Return statements without their bodies: of a loop around the region, only its variable."""
+    return [stmt.target if isinstance(stmt, ast.For) else stmt for stmt in stmts if not isinstance(stmt, ast.While)]
+
+
+def _check(site: Site, node: ast.AST, called: dict[str, FunctionType]) -> None:
+    """Raise an error if a statement contains something that Numba does not compile; collect the functions it calls."""
+    for inner in ast.walk(node):
+        if not isinstance(inner, NODES):
+            raise CannotCompileError
+        if isinstance(inner, ast.Constant) and not isinstance(inner.value, (int, float, bool, str, type(None))):
+            raise CannotCompileError
+        if isinstance(inner, (ast.For, ast.While)) and inner.orelse:
+            raise CannotCompileError
+        if isinstance(inner, ast.Call):
+            _check_call(site, inner, called)
+        elif isinstance(inner, ast.Attribute) and not _is_known_attribute(site, inner):
+            raise CannotCompileError
+
+
+def _check_call(site: Site, call: ast.Call, called: dict[str, FunctionType]) -> None:
+    target, function = site.target(call.func), call.func
+    if isinstance(function, ast.Attribute):
+        module = site.target(function.value)
+        if isinstance(module, ModuleType):
+            known = module.__name__ == "math" or function.attr in FUNCTIONS.get(module.__name__, ())
+        else:
+            known = function.attr in METHODS
+        if not known:
+            raise CannotCompileError
+    elif isinstance(target, FunctionType) and isinstance(function, ast.Name):
+        _check_function(site, target)
+        called[function.id] = target
+    elif not (isinstance(function, ast.Name) and function.id in BUILTINS and hasattr(builtins, function.id)):
+        raise CannotCompileError
+
+
+def _check_function(site: Site, function: FunctionType) -> None:
+    """Raise an error if Numba does not compile a function of the user, or if that function calls others."""
+    code = function.__code__
+    line = replace(site.line, line=code.co_firstlineno, function=function.__qualname__, file=code.co_filename)
+    inner = site_of(function, line, NO_FACTS, None)
+    if inner is None or code.co_freevars or inner.tree.decorator_list:
+        raise CannotCompileError
+    called: dict[str, FunctionType] = {}
+    for stmt in flow.statements(inner):
+        _check(inner, stmt, called)
+    if called or not flow.can_move(inner, _without_returns(flow.statements(inner))):
+        raise CannotCompileError
+
+
+def _is_known_attribute(site: Site, node: ast.Attribute) -> bool:
+    own = isinstance(node.value, ast.Name) and node.value.id == site.instance and site.owner is not None
+    return own or node.attr in ATTRIBUTES or node.attr in METHODS or isinstance(site.target(node.value), ModuleType)
+
+
+def _without_returns(nodes: Sequence[ast.stmt]) -> list[Node]:
+    """Return statements, and of those that return something only what they return."""
+    return [node.value if isinstance(node, ast.Return) and node.value is not None else node for node in nodes]
+
+
+def _renamed(region: Sequence[ast.stmt], called: dict[str, FunctionType]) -> list[Edit]:
+    calls = [node for node in flow.inside(region) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+    return [Edit(call.func, f"compiled_{call.func.id}") for call in calls if call.func.id in called]  # type: ignore[attr-defined]
+
+
+def _live_after(site: Site, region: Sequence[ast.stmt]) -> set[str]:
+    """Return the names that are read after the region, unless they are assigned before that."""
+    first, last = region[0], region[-1]
+    if [one for one in flow.around(site, first, (ast.For, ast.While)) if one is not first]:
+        rest = [node for node in site.body if isinstance(node, ast.Name) and not _is_inside(node, first, last)]
+        return set(flow.read(rest))
+    live: set[str] = set()
+    killed: set[str] = set()
+    for stmt in (node for node in site.body if isinstance(node, ast.stmt) and node is not site.tree):
+        if stmt.lineno <= (last.end_lineno or last.lineno) or flow.around(site, stmt, (ast.For, ast.While)):
+            continue
+        own = [one.target for one in ast.walk(stmt) if isinstance(one, (ast.comprehension, ast.For))]
+        bound = {name.id for name in flow.inside(own) if isinstance(name, ast.Name)}
+        live |= set(flow.read([stmt])) - killed - bound
+        killed |= flow.always_assigned([stmt])
+    return live
+
+
+def _is_inside(node: ast.AST, first: ast.stmt, last: ast.stmt) -> bool:
+    return first.lineno <= getattr(node, "lineno", 0) <= (last.end_lineno or last.lineno)
+
+
+class _Passing:
+    """How values are passed to the compiled function.
+
+    Args:
+        site: The slow line.
+        region: The statements that are compiled.
+        as_arrays: Whether what has items is passed as an array unless it is known to be one.
+    """
+
+    def __init__(self, site: Site, region: Sequence[ast.stmt], *, as_arrays: bool) -> None:
+        self._site = site
+        self._as_arrays = as_arrays
+        self._indexed = {
+            node.value.id for node in flow.inside(region)
+            if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name)
+        }  # fmt: skip
+        self.np = site.module("numpy", "np")
+        self.uses_numpy = False
+        """Whether a value is passed as an array of NumPy."""
+
+    def text(self, value: str) -> str:
+        """Return how to pass a value: of a tensor, the array that shares its memory; of a list, an array.
+
+        Raises:
+            CannotCompileError: Numba takes no such value.
+        """
+        node = ast.parse(value, mode="eval").body
+        name = node.id if isinstance(node, ast.Name) else ""
+        known: Any = self._site.target(node)
+        if isinstance(known, torch.Tensor) or self._comes_from(name, "torch"):
+            return f"{value}.numpy()"
+        numbers = isinstance(known, (list, tuple)) and bool(known) and all(isinstance(x, (int, float)) for x in known)
+        if numbers or self.copies(name):
+            self.uses_numpy = True
+            return f"{self.np.name}.asarray({value})"
+        if known is UNKNOWN or isinstance(known, (np.ndarray, np.generic, int, float, str)):
+            return value
+        raise CannotCompileError
+
+    def copies(self, name: str) -> bool:
+        """Whether a variable is passed as an array, so that changes in place are not those of the variable itself."""
+        if name not in self._indexed or self._comes_from(name, "numpy") or self._comes_from(name, "torch"):
+            return False
+        lists = (ast.List, ast.ListComp)
+        made = any(isinstance(one, lists) for value in self._values(name) for one in ast.walk(value))
+        return made or (self._as_arrays and self._site.target(ast.Name(name, ast.Load())) is UNKNOWN)
+
+    def _values(self, name: str) -> list[ast.expr]:
+        """Return what a variable of the function is assigned."""
+        found = [node for node in self._site.body if isinstance(node, ast.Assign)]
+        return [node.value for node in found if any(isinstance(t, ast.Name) and t.id == name for t in node.targets)]
+
+    def _comes_from(self, name: str, module: str) -> bool:
+        """Whether a variable is assigned what a function of a module returns."""
+        roots = [root_of(value.func) for value in self._values(name) if isinstance(value, ast.Call)]
+        modules = [self._site.target(root) for root in roots if root is not None]
+        return any(isinstance(one, ModuleType) and one.__name__ == module for one in modules)

@@ -1,0 +1,212 @@
+"""Loops that `remedies()` compiles with Numba: the values stay, and what Numba does not know is left alone."""
+
+from __future__ import annotations
+
+import importlib.util
+import textwrap
+
+import numpy as np
+import pytest
+from test_remedies import defined, proposals, rewritten
+
+import nbloader
+from nbloader.remedies.difference import difference
+from nbloader.remedies.trial import CannotTryError
+
+NUMBA = importlib.util.find_spec("numba") is not None
+needs_numba = pytest.mark.skipif(not NUMBA, reason="Numba is not installed")
+LOOPS = {
+    "shortest paths": """\
+        d = x.copy()
+        for k in range(len(d)):
+            for i in range(len(d)):
+                for j in range(len(d)):
+                    if d[i, k] + d[k, j] < d[i, j]:
+                        d[i, j] = d[i, k] + d[k, j]
+        return d""",
+    "a filter that remembers": """\
+        level, out = 0.0, []
+        total = 0.0
+        for i in range(len(x)):
+            total = 0.9 * total + x[i, 0]
+            out.append(total)
+        return np.array(out, dtype=np.float32)""",
+    "a tensor that is filled": """\
+        out = torch.zeros(*x.shape)
+        for i in range(x.shape[0]):
+            for j in range(x.shape[1]):
+                value = x[i, j]
+                while value < 0.9:
+                    value = value * 1.1 + 0.01
+                out[i, j] = value
+        return out""",
+    "lists of lists": """\
+        grid = [[0.0] * 5 for _ in range(5)]
+        for i in range(5):
+            for j in range(5):
+                grid[i][j] = x[i, j] if i == 0 else grid[i - 1][j] + x[i, j]
+        return np.array(grid)""",
+    "lists that other code has filled": """\
+        hops = [[9 if i != j else 0 for j in range(5)] for i in range(5)]
+        for pair in PAIRS:
+            hops[pair[0]][pair[1]] = 1
+        for k in range(5):
+            for i in range(5):
+                for j in range(5):
+                    hops[i][j] = min(hops[i][j], hops[i][k] + hops[k][j])
+        return np.array(hops)""",
+    "a function of the user": """\
+        longest = 0.0
+        for i in range(len(x)):
+            for j in range(i):
+                apart = distance(x[i], x[j])
+                if apart > longest and apart < 5:
+                    longest = apart
+        return np.array(longest)""",
+    "rows": """\
+        out = np.zeros((5, 5, 3), np.float32)
+        for i in range(5):
+            for j in range(5):
+                out[i, j] = np.exp(-WIDTH * (np.linalg.norm(x[i] - x[j]) - CENTERS) ** 2)
+        return out""",
+    "a text": """\
+        out = np.zeros((2, 6), np.float32)
+        text = "ACGTAC"
+        for i, letter in enumerate(text):
+            if letter == "A":
+                out[0, i] = 1
+            elif letter == "C":
+                out[1, i] = 1
+        return out""",
+    "several results": """\
+        best, where = -1.0, -1
+        for i, value in enumerate(x[0]):
+            if value > best:
+                best = value
+                where = i
+        return np.array([best, where])""",
+    "an inner loop": """\
+        out = {}
+        for name in ("a", "b"):
+            total = 0.0
+            for i in range(5):
+                total = total * 0.5 + x[i, 0]
+            out[name] = np.array(total)
+        return out""",
+}
+HEAD = """\
+import math
+import numpy as np
+import torch
+PAIRS = ((0, 1), (1, 2), (2, 3), (3, 4))
+WIDTH = 2.0
+CENTERS = np.linspace(0, 1, 3)
+def distance(a, b):
+    return math.sqrt((a[0] - b[0]) ** 2 + (a[1] - b[1]) ** 2)
+"""
+
+
+def function_of(tmp_path, body):
+    return defined(tmp_path, f"{HEAD}def f(x):\n{textwrap.indent(textwrap.dedent(body), '    ')}\n")
+
+
+def compiled(function, owner=None):
+    return [one for one in proposals("python-loop", function, owner=owner) if "import numba" in one.helper]
+
+
+@needs_numba
+@pytest.mark.filterwarnings("ignore::numba.core.errors.NumbaWarning")  # lists become something else in a later version
+@pytest.mark.parametrize("case", LOOPS)
+def test_a_compiled_loop_has_the_same_values(case, tmp_path):
+    function = function_of(tmp_path, LOOPS[case])
+    x = np.random.default_rng(0).random((5, 5))
+    found = compiled(function)
+    assert found
+    assert any(difference(function(x.copy()), new(x.copy())).equal for new in working(function, found, x))
+
+
+def working(function, found, x):
+    """The rewritten functions that Numba compiles. Of several ways to pass a value, one may not fit."""
+    for one in found:
+        new = rewritten(function, one)
+        try:
+            new(x.copy())
+        except (TypeError, AttributeError):
+            assert len(found) > 1
+            continue
+        yield new
+
+
+class Table:
+    """A dataset whose loop reads attributes."""
+
+    def __init__(self):
+        self.weights, self.scales = np.arange(5.0), [1.0, 2.0, 3.0]
+
+    def __len__(self):
+        return 200
+
+    def __getitem__(self, index):
+        values = np.random.default_rng(index).random(3000)
+        out = np.zeros(3000)
+        level = 0.0
+        for i in range(3000):
+            level = 0.5 * level + values[i] * self.weights[i % 5] * self.scales[i % 3]
+            out[i] = level
+        return out
+
+
+@needs_numba
+def test_attributes_become_arguments_and_a_trial_finds_the_gain():
+    with nbloader.DataLoader(Table(), batch_size=8, num_workers=1) as loader:
+        loader.profile_lines()
+        while loader.hot_lines().samples < 20:
+            for _batch in loader:
+                pass
+        found = loader.remedies(samples=8)
+    best = found[0]
+    assert best.name == "python-loop"
+    assert "compiled_getitem(" in best.code
+    assert "np.asarray(self.scales)" in best.code
+    assert best.difference.equal
+    assert best.gain > 5
+    assert "persistent_workers=True" in found.advice, "each new worker would compile it again"
+
+
+@needs_numba
+def test_an_index_outside_an_array_is_an_error_as_in_python(tmp_path):
+    function = function_of(tmp_path, "s = 0.0\nfor i in range(9):\n    s = s * 0.5 + x[0, i]\nreturn np.array(s)")
+    (new,) = {rewritten(function, one) for one in compiled(function)[:1]}
+    with pytest.raises(IndexError):
+        new(np.zeros((1, 5)))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "s = 0\nfor i in range(9):\n    s = s * 2 + NAMES[i]\nreturn s",
+        "s = 0\nfor i in range(9):\n    s = s * 2 + len(open(x[i]).read())\nreturn s",
+        "s = 0\nfor i in range(9):\n    s = s * 2 + np.random.rand()\nreturn s",
+        "s = 0\nfor i in range(9):\n    with x:\n        s = s * 2 + 1\nreturn s",
+        "s = ''\nfor i in range(9):\n    s += f'{i}'\nreturn s",
+        "s = 0\nfor i in range(9):\n    TOTALS[0] += i * i\nreturn s",
+        "for i in range(9):\n    try:\n        x[i] = i * i\n    except IndexError:\n        break\nreturn x",
+        "for i in range(9):\n    if x[i] > 2:\n        return i * i\nreturn 0",
+        "s = 0\nfor i in range(9):\n    s = s * 2 + other(i)\nreturn s",
+        "for i in range(9):\n    yield i * i + x[i]",
+    ],
+)
+def test_what_numba_does_not_compile_is_left_alone(body, tmp_path):
+    names = "NAMES = {0: 1}\nTOTALS = np.zeros(1)\ndef other(i):\n    return str(i)\n"
+    function = defined(tmp_path, f"{HEAD}{names}def f(x):\n{textwrap.indent(body, '    ')}\n")
+    assert not compiled(function)
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_numba_is_named_where_it_is_missing(installed, tmp_path, monkeypatch):
+    monkeypatch.setattr("nbloader.remedies.kinds.python_loop.is_installed", lambda: installed)
+    found = compiled(function_of(tmp_path, LOOPS["shortest paths"]))
+    assert {one.package for one in found} == {"" if installed else "numba"}
+    if not installed:
+        with pytest.raises(CannotTryError, match="needs numba, which is not installed: pip install numba"):
+            rewritten(function_of(tmp_path, LOOPS["shortest paths"]), found[0])
