@@ -36,7 +36,7 @@ from PIL import Image
 import nbloader
 from nbloader.diagnose.what_if import Prediction
 from nbloader.events.stack_samples import CodeLine, StackCount
-from nbloader.loader.remedy_search import Samples, Scout, _rank, results_of, search
+from nbloader.loader.remedy_search import Samples, Scout, _rank, _saved, results_of, search
 from nbloader.metrics.hot_lines import HotLine, HotLines, find_hot_lines
 from nbloader.remedies.advice import Advice, short_advice
 from nbloader.remedies.changed_lines import changed_lines
@@ -2934,6 +2934,15 @@ def test_a_smaller_picture_that_has_the_same_pixels_is_no_remedy():
     assert found.helps
     assert not draft.helps, "the gain is noise"
     assert replace(draft, difference=difference(np.zeros(9), np.full(9, 1e-3))).helps
+
+
+def test_fetching_and_collating_count_as_in_the_loop():
+    before = Cost(computing=9.0, waiting=1.0, collating=1.0)
+    assert _saved(before, Cost(1.0, 0.0, 1.0), 0.1) == pytest.approx(0.9), "as in the trial"
+    assert _saved(before, Cost(1.0, 0.0, 1.0), 0.4) == pytest.approx(0.6), "collating takes longer in the loop"
+    assert _saved(before, Cost(9.0, 1.0, 0.5), 0.4) == pytest.approx(0.2), "half of it"
+    assert _saved(Cost(2.0, 0.0), Cost(1.0, 0.0), 0.0) == 0.5
+    assert _saved(before, Cost(20.0, 0.0, 1.0), 0.1) == 0.0, "it is slower"
 
 
 def test_remedies_that_replace_the_same_code_are_alternatives():

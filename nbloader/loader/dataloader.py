@@ -997,7 +997,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
         collate_fn = self.collate_fn if self._auto_collation else None
         tried = Samples(self.dataset, collate_fn, (), self._is_iterable, self.batch_size or 1)
-        tried = tried._replace(workers=0 if placement.accelerator_type() else max(1, self.num_workers))
+        tried = tried._replace(
+            workers=0 if placement.accelerator_type() else max(1, self.num_workers),
+            collating=self._parts.monitor.collating,
+        )
         hot = self.hot_lines()
         if samples and hot.lines:
             ((indices, facts),) = run(Scout(tried, self._index_sampler, samples))

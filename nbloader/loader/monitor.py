@@ -195,6 +195,13 @@ class Monitor:
         here = self._aggregator.cores if e.workers_here else 0
         return max(8, 4 * round(here + sum(machine.cores for machine in e.elsewhere)))
 
+    @property
+    def collating(self) -> float:
+        """Share of the workers' time in which they collate."""
+        e = self._aggregator.epoch_evidence()
+        make = e.fetch_ms + e.collate_ms
+        return e.collate_ms / make if make else 0.0
+
     def stats(self, given: dict[str, Any], dataset: Any = None, *, iterated: bool) -> Snapshot:
         """See `DataLoader.stats`.
 

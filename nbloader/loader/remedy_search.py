@@ -33,7 +33,7 @@ from nbloader.remedies.results import Remedies, RemedyResult, best_of, summed, w
 from nbloader.remedies.returned import measure_returned
 from nbloader.remedies.site import NO_FACTS, Facts, Site, locate, replaceable
 from nbloader.remedies.threads import blas_threads, opencv_threads
-from nbloader.remedies.trial import Kept, Measured, Trial
+from nbloader.remedies.trial import Cost, Kept, Measured, Trial
 from nbloader.workers.worker_info import ProcessContext, get_worker_info
 
 log = logging.getLogger(__name__)
@@ -119,6 +119,8 @@ class Samples(NamedTuple):
     batch_size: int = 1
     """Number of samples in a batch."""
     facts: Facts = NO_FACTS
+    collating: float = 0.0
+    """Share of the workers' time in which they collate, in the loader's epochs."""
     workers: int = 0
     """Number of workers if the loop computes on the CPU; 0 if it has an accelerator."""
 
@@ -133,6 +135,8 @@ class Produce:
 
     def __init__(self, samples: Samples) -> None:
         self._samples = samples
+        self.collating = 0.0
+        """Time that collating the last batch took, seconds."""
 
     def __call__(self, indices: Sequence[Any]) -> Any:
         """Return the samples, collated if the loader does that."""
@@ -143,7 +147,12 @@ class Produce:
             fetched = dataset.__getitems__(list(indices))
         else:
             fetched = [dataset[index] for index in indices]
-        return fetched if collate_fn is None else collate_fn(fetched)
+        if collate_fn is None:
+            return fetched
+        begin = time.perf_counter()
+        batch = collate_fn(fetched)
+        self.collating = time.perf_counter() - begin
+        return batch
 
 
 @dataclass(frozen=True)
@@ -287,7 +296,7 @@ def search(
                 one = replace(result, changed=changed_lines(found.site, result.proposal), in_class=found.site.in_class)
                 if one.proposal.saves == "lock":
                     one = replace(one, locked=_lock_wait(hot, one.line))
-                tried.append(_predicted(one, hot, predict))
+                tried.append(_predicted(one, hot, predict, samples.collating))
     helping = without_lesser(sorted((one for one in tried if one.helps), key=_rank))
     for one in tried:
         if one.raised:
@@ -364,18 +373,36 @@ def _of_libraries(hot: HotLines) -> list[HotLine]:
     return lines
 
 
-def _predicted(found: RemedyResult, hot: HotLines, predict: Predict) -> RemedyResult:
+def _predicted(found: RemedyResult, hot: HotLines, predict: Predict, collating: float) -> RemedyResult:
     """Add the prediction of the loop's rate: the samples take less of the workers' time, in this proportion."""
     if not found.samples or not found.before.seconds or found.proposal.saves == "threads":
         return found
     if found.proposal.saves == "lock":
         saved = LineTime(0.0, found.locked, hot.samples)
         return replace(found, prediction=predict(saved, found.name, unlocks=True))
-    whole = found.before.seconds
-    computing = (found.before.computing - found.after.computing) / whole
-    waiting = (found.before.waiting - found.after.waiting) / whole
-    saved = LineTime(max(0.0, computing), max(0.0, waiting), _precision(computing + waiting))
+    share = _saved(found.before, found.after, collating)
+    less = found.before.seconds - found.after.seconds
+    part = (found.before.computing - found.after.computing) / less if less else 0.0  # of what is saved
+    computing = share * min(1.0, max(0.0, part))
+    saved = LineTime(computing, share - computing, _precision(share))
     return replace(found, prediction=predict(saved, found.name, unlocks=False))
+
+
+def _saved(before: Cost, after: Cost, collating: float) -> float:
+    """Return the share of the workers' time that is saved.
+
+    A worker that collates into memory which it shares takes longer for that than a trial does. So fetching and
+    collating count as in the loop.
+
+    Args:
+        before: What the samples take in a trial.
+        after: What they take with the rewritten code.
+        collating: Share of the workers' time in which they collate.
+    """
+    collate = (before.collating, after.collating)
+    fetch = before.seconds - before.collating, after.seconds - after.collating
+    shares = [max(0.0, 1 - new / old) if old else 0.0 for old, new in (fetch, collate)]
+    return (1 - collating) * shares[0] + collating * shares[1]
 
 
 def _precision(share: float) -> int:

@@ -391,7 +391,7 @@ def summed(line: HotLine, name: str, proposal: Proposal, measured: Sequence[Meas
     for one in measured:
         apart = largest(apart, one.difference)
     before, after = (
-        Cost(sum(cost.computing for cost in costs) / samples, sum(cost.waiting for cost in costs) / samples)
+        Cost(*(sum(parts) / samples for parts in zip(*costs, strict=True)))
         for costs in ([one.before for one in measured], [one.after for one in measured])
     )
     drawn = [one.pictures for one in measured if one.pictures is not None]

@@ -51,6 +51,8 @@ class Cost(NamedTuple):
     """CPU time of all threads of the process, seconds."""
     waiting: float
     """The rest of the time, seconds."""
+    collating: float = 0.0
+    """The part of all this time in which samples were collated, seconds."""
 
     @property
     def seconds(self) -> float:
@@ -111,7 +113,8 @@ class Trial:
     lock that the workers of a running epoch wait for.
 
     Args:
-        produce: Makes a batch from dataset indices, as the loader would.
+        produce: Makes a batch from dataset indices, as the loader would. An attribute `collating` of it, if there is
+            one, is the time that collating the last batch took, seconds.
         roots: Where the function of the line is reachable from.
         groups: The dataset indices of each measurement. Those of the first one are not measured: on them, both codes do
             what they do once per process.
@@ -294,7 +297,8 @@ def _measured(produce: Callable[[Any], Any], indices: Any) -> _Made:
     cpu, begin = time.process_time(), time.perf_counter()
     made = produce(indices)
     elapsed, computing = time.perf_counter() - begin, time.process_time() - cpu
-    return _Made(Cost(computing, max(0.0, elapsed - computing)), made)
+    collating = min(elapsed, getattr(produce, "collating", 0.0))
+    return _Made(Cost(computing, max(0.0, elapsed - computing), collating), made)
 
 
 def code_of(function: FunctionType, proposal: Proposal) -> CodeType:
