@@ -69,6 +69,12 @@ LOOPS = {
             for j in range(5):
                 out[i, j] = np.exp(-WIDTH * (np.linalg.norm(x[i] - x[j]) - CENTERS) ** 2)
         return out""",
+    "means of parts": """\
+        out = np.zeros((5, 3))
+        for i in range(len(x)):
+            part = x[i:, :3]
+            out[i] = x[i:, :3].mean(axis=0) - part.mean(1).sum()
+        return out""",
     "a text": """\
         out = np.zeros((2, 6), np.float32)
         text = "ACGTAC"

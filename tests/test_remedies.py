@@ -36,12 +36,14 @@ from PIL import Image
 import nbloader
 from nbloader.diagnose.what_if import Prediction
 from nbloader.events.stack_samples import CodeLine, StackCount
-from nbloader.loader.remedy_search import Samples, Scout, _rank, _saved, results_of, search
+from nbloader.loader.remedy_search import Samples, Scout, _limit, _rank, _saved, results_of, search
 from nbloader.metrics.hot_lines import HotLine, HotLines, find_hot_lines
 from nbloader.remedies.advice import Advice, short_advice
 from nbloader.remedies.changed_lines import changed_lines
 from nbloader.remedies.difference import difference
 from nbloader.remedies.kinds import REMEDIES
+from nbloader.remedies.kinds.filtered_frame import HELPER as ROWS_WITH
+from nbloader.remedies.pasted import is_pasted
 from nbloader.remedies.pictures import pictures_of, size_of
 from nbloader.remedies.results import Remedies, RemedyResult, best_of, without_lesser
 from nbloader.remedies.returned import measure_returned
@@ -538,6 +540,53 @@ def test_a_data_frame_is_split_once_instead_of_filtered_for_each_sample(case, tm
         pd.testing.assert_frame_equal(new(name), function(name))
 
 
+ONE_COLUMN = {
+    "values": "frame[frame['item'] == name].x.values",
+    "to_numpy": "frame[frame.item_ == name]['x'].to_numpy()",
+    "tolist": "frame[frame.item_ == name].loc[:, 'x'].tolist() + frame[frame.item_ == name]['x'].tolist()",
+    "the first one": "frame.loc[frame.item_ == name].text.iloc[0].split(' ')",
+    "the only one": "frame[frame.text == name].x.item()",
+    "loc with a column": "frame.loc[frame.item_ == name, 'x'].values",
+    "two columns": "frame[(frame['item'] == name) & (frame.item_ == str(name))].x.values",
+}
+
+
+@pytest.mark.parametrize("case", ONE_COLUMN)
+def test_a_column_of_filtered_rows_is_an_array_that_is_looked_up(case, tmp_path):
+    rows = {"item": ["a", "b", "a", None], "item_": ["b", "b", "a", None], "x": [3, 2, 1, 0]}
+    frame = pd.DataFrame(rows | {"text": ["p q", "r", "s", None]})
+    function = defined(tmp_path, f"def f(name):\n    return {ONE_COLUMN[case]}", frame=frame)
+    (proposal,) = proposals("filtered-frame", function)
+    assert "column_with(" in proposal.code
+    new = rewritten(function, proposal)
+    for name in ("a", "b", "r", "missing", None):
+        try:
+            expected = function(name)
+        except (IndexError, ValueError) as error:
+            with pytest.raises(type(error)):
+                new(name)
+        else:
+            assert difference(expected, new(name)).equal
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("return frame[frame['x'] > name].text.iloc[0]", 0),
+        ("part = frame[frame['x'] > name]\n    return part.iloc[0]", 0),
+        ("part = frame\n    return part.iloc[0]['x']", 1),
+        ("return frame.text.iloc[0]", 1),
+        ("return frame['text'].iloc[0]", 1),
+    ],
+)
+def test_only_data_frames_that_last_are_converted_once(body, found, tmp_path):
+    frame = pd.DataFrame({"x": [3, 2], "text": ["p", "q"]})
+    function = defined(tmp_path, f"def f(name):\n    {body}", frame=frame)
+    written = list({one.code: one for one in proposals("pandas-row", function)}.values())
+    assert len(written) == found
+    assert all(difference(function(2), rewritten(function, one)(2)).equal for one in written)
+
+
 def test_a_data_frame_without_memory_for_its_parts_is_left_alone(tmp_path, monkeypatch):
     frame = pd.DataFrame({"item": np.arange(1000), "x": 1.0})
     function = defined(tmp_path, "def f(name):\n    return frame[frame['item'] == name]", frame=frame)
@@ -770,7 +819,7 @@ def test_rewritten_code_has_the_same_values(case, files, capsys):
         key: pd.DataFrame(value) if isinstance(value, dict) else value for key, value in dict(names).items()
     }  # fmt: skip
     function = defined(files, source, **given_names)
-    found = proposals(name, function)
+    found = [proposal for proposal in proposals(name, function) if not proposal.untried]
     assert found
     expected = function(str(files))
     values = [rewritten(function, proposal) for proposal in found]
@@ -2936,6 +2985,64 @@ def test_a_smaller_picture_that_has_the_same_pixels_is_no_remedy():
     assert replace(draft, difference=difference(np.zeros(9), np.full(9, 1e-3))).helps
 
 
+def test_values_that_differ_by_more_than_rounding_are_no_remedy():
+    found = result("a", 3.0)
+    assert replace(found, difference=difference(np.array([0.0, 1.0]), np.array([0.0, 1.0 + 1e-6]))).helps
+    few = np.zeros(1000)
+    few[0] = 1
+    assert not replace(found, difference=difference(few, np.zeros(1000))).helps, "one pixel"
+    resampled = replace(found, proposal=found.proposal._replace(must_differ=True))
+    assert replace(resampled, difference=difference(np.arange(9.0), np.arange(9.0) + 0.1)).helps
+
+
+def test_what_is_not_tried_for_lack_of_time_is_not_shown():
+    late = result("a", 3.0, samples=0, problem="other trials have taken 60 s")
+    assert not late.helps
+    assert repr(Remedies((), "", [late])).endswith("Not tried: Do a (here:1): other trials have taken 60 s.")
+
+
+def test_a_cache_inside_what_another_cache_keeps_is_superfluous():
+    inner = result("inner", 2.0, [2], saves="later", cached=Kept(30, 30, 30))
+    inner = replace(inner, line=replace(inner.line, function="normalize", file="other"))
+    outer = result("outer", 3.0, [7], saves="later", cached=Kept(30, 30, 30))
+    around = replace(outer, proposal=outer.proposal._replace(helper="def kept(x):\n    return normalize(x)"))
+    assert without_lesser([inner, around]) == [around]
+    assert without_lesser([inner, outer]) == [inner, outer]
+    weaker = replace(around, before=Cost(1.5, 0.0))
+    assert without_lesser([inner, weaker]) == [inner, weaker]
+
+
+def test_nothing_is_proposed_for_code_of_a_remedy(tmp_path):
+    function = defined(tmp_path, f"{ROWS_WITH}\nf = rows_with")
+    (site, *_rest) = sites(function)
+    assert is_pasted(site, REMEDIES)
+    other = defined(tmp_path, f"{ROWS_WITH.replace('part = frame', 'part = frame.copy()')}\nf = rows_with")
+    assert not is_pasted(sites(other)[0], REMEDIES)
+
+
+def test_a_slow_trial_ends_before_it_takes_the_time_of_the_others():
+    groups = [range(8), range(16), range(16)]
+    assert _limit(groups, 0.0) == 60
+    assert 15 < _limit(groups, 1e-3) < 16
+    assert _limit(groups, 1.0) == 60
+
+
+def test_a_variable_of_a_comprehension_is_no_argument(tmp_path):
+    source = """\
+        class Movies:
+            def __init__(self):
+                self.numbers = {n: n + 1 for n in range(9)}
+            def __getitem__(self, i):
+                found = sorted(self.numbers[m] for m in range(i))
+                return sum(found)
+        f = Movies
+        """
+    owner = defined(tmp_path, source)()
+    found = proposals("same-each-epoch", type(owner).__getitem__, owner=owner, facts=Facts(samples=9, nbytes=10))
+    assert found
+    assert not any("one_of_numbers" in one.code for one in found)
+
+
 def test_fetching_and_collating_count_as_in_the_loop():
     before = Cost(computing=9.0, waiting=1.0, collating=1.0)
     assert _saved(before, Cost(1.0, 0.0, 1.0), 0.1) == pytest.approx(0.9), "as in the trial"
@@ -2958,7 +3065,7 @@ def test_remedies_that_replace_the_same_code_are_alternatives():
     assert each == [str(one) for one in remedies]
     assert tried == (
         "Tried without gain: Do e (here:1): 1.02x. Do f (here:1): 2.00x, other values. "
-        "Do h (here:1): not tried: it takes 9 GB of memory."
+        "Not tried: Do h (here:1): it takes 9 GB of memory."
     )
     assert repr(Remedies((), "", [result("e", 0.4), result("e", 0.3)])).count("Do e") == 1, "one line, one remedy"
     html = remedies._repr_html_()
@@ -3104,7 +3211,7 @@ def test_trials_have_a_time_limit(limit, measurements, monkeypatch):
     found, measured = search_in_quick()
     assert len(measured) == measurements
     if not measurements:
-        assert "Not tried: other trials have taken" in str(found)
+        assert "other trials have taken" in str(found)
 
 
 class Locked:

@@ -985,7 +985,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
         def run(trial: Any) -> Any:  # a generator of its own, so that nothing is drawn from the global one
             with DataLoader(
-                trial, batch_size=None, num_workers=1, collate_fn=as_it_is, timeout=SEARCH_SECONDS,
+                trial, batch_size=None, num_workers=1, collate_fn=as_it_is,
+                timeout=getattr(trial, "limit", SEARCH_SECONDS),
                 generator=torch.Generator(), worker_init_fn=prepare,
             ) as loader:  # fmt: skip
                 yield from loader

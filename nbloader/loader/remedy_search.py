@@ -27,13 +27,14 @@ from nbloader.remedies.flow import is_random
 from nbloader.remedies.free_names import with_free_names
 from nbloader.remedies.kinds import REMEDIES
 from nbloader.remedies.no_remedy import calls_kept, why_none
+from nbloader.remedies.pasted import is_pasted
 from nbloader.remedies.pictures import size_of
 from nbloader.remedies.remedy import Proposal
-from nbloader.remedies.results import Remedies, RemedyResult, best_of, summed, without_lesser
+from nbloader.remedies.results import EXACT, Remedies, RemedyResult, best_of, summed, without_lesser
 from nbloader.remedies.returned import measure_returned
 from nbloader.remedies.site import NO_FACTS, Facts, Site, locate, replaceable
 from nbloader.remedies.threads import blas_threads, opencv_threads
-from nbloader.remedies.trial import Cost, Kept, Measured, Trial
+from nbloader.remedies.trial import FAR_SLOWER, LATE, Cost, Kept, Measured, Trial
 from nbloader.workers.worker_info import ProcessContext, get_worker_info
 
 log = logging.getLogger(__name__)
@@ -58,7 +59,8 @@ TRIAL_SECONDS = 10.0
 """A trial ends with the measurement in which it has taken so long."""
 SEARCH_SECONDS = 60.0
 """No trial begins after this time, and no measurement may take so long."""
-
+PATIENCE = 15.0
+"""A measurement may take so much longer, seconds: code is imported, compiled, or reads a file once."""
 
 Run = Callable[[Any], "Iterable[Any]"]
 """Runs a dataset, such as a trial, in a spare worker, and returns its items. The worker ends with the iteration."""
@@ -219,10 +221,12 @@ class Scout:
             begin = time.perf_counter()
             with measure_returned() as returned:
                 sample = produce(indices[:1])[0]
-            if time.perf_counter() - begin < FAST_SECONDS:
+            seconds = time.perf_counter() - begin
+            if seconds < FAST_SECONDS:
                 begin = time.perf_counter()
                 produce(indices[1:2])  # the first one may have imported something, or opened a file
-                more = min(FAST, FAST_SECONDS / (time.perf_counter() - begin) / max(1, self.count))
+                seconds = time.perf_counter() - begin
+                more = min(FAST, FAST_SECONDS / seconds / max(1, self.count))
                 if more > 1:
                     indices = indices_of(dataset, self.sampler, round(self.count * more), batch_size)
         except Exception:  # noqa: BLE001 - the sample is broken, which its epoch has said
@@ -234,7 +238,7 @@ class Scout:
         floats = sum(array.nbytes for array in arrays if array.dtype.kind == "f")
         nbytes = sum(array.nbytes for array in arrays)
         large = tuple(one for one in returned.values() if sum(one.nbytes) > nbytes)
-        return indices, Facts(picture, samples, nbytes, floats, returned=large)
+        return indices, Facts(picture, samples, nbytes, floats, returned=large, seconds=seconds)
 
 
 class _Found(NamedTuple):
@@ -329,7 +333,7 @@ def _known(sites: Sequence[Site]) -> list[_Found]:
     """Return what is known for the lines."""
     found = []
     seen: set[tuple[str, str]] = set()  # two lines of a function may lead to the same code
-    for site in (one for one in sites if not one.is_kept):
+    for site in (one for one in sites if not (one.is_kept or is_pasted(one, REMEDIES))):
         for remedy in REMEDIES:
             proposals = []
             proposed = remedy.propose(site)
@@ -428,25 +432,25 @@ def _tried(found: _Found, samples: Samples, run: Run, shown: Bar, end: float) ->
         return [RemedyResult(line, name, proposals[0], problem=proposals[0].untried)]
     roots = [part for part in (samples.dataset, samples.collate_fn) if part is not None]
     groups = _groups(line, samples)
+    limit = _limit(groups, samples.facts.seconds)
     results = []
     waiting = list(proposals)
     while waiting:
         proposal = waiting.pop(0)
         if time.perf_counter() >= end:
-            late = f"other trials have taken {SEARCH_SECONDS:.0f} s"
-            results.append(RemedyResult(line, name, proposal, problem=late))
+            results.append(RemedyResult(line, name, proposal, problem=f"{LATE} {SEARCH_SECONDS:.0f} s"))
             break
         measured: list[Measured] = []
         left = sum(map(len, groups[1:]))
         try:
-            for one in run(Trial(Produce(samples), roots, groups, line, proposal, TRIAL_SECONDS)):
+            for one in run(Trial(Produce(samples), roots, groups, line, proposal, TRIAL_SECONDS, limit)):
                 if one is None:
                     break
                 measured.append(one)
                 shown.add(one.samples)
                 left -= one.samples
         except Exception as error:  # noqa: BLE001 - of the present code, too, or a worker that died
-            late = f"it had not ended after {SEARCH_SECONDS:.0f} s" if isinstance(error, LoaderTimeoutError) else ""
+            late = f"it had not ended after {limit:.0f} s" if isinstance(error, LoaderTimeoutError) else ""
             problem = late or f"{type(error).__name__}: {error}"
             results.append(RemedyResult(line, name, proposal, problem=problem))
             if isinstance(error, NbloaderError):
@@ -464,11 +468,25 @@ def _tried(found: _Found, samples: Samples, run: Run, shown: Bar, end: float) ->
     return best_of(results)
 
 
+def _limit(groups: Sequence[Sequence[Any]], seconds: float) -> float:
+    """Return how long a measurement may take: far longer than the present code does, and long enough to compile some.
+
+    Args:
+        groups: The samples that are measured together; before the first measurement, the first group is produced.
+        seconds: What a sample takes; 0 if that is not known.
+    """
+    if not seconds:
+        return SEARCH_SECONDS
+    runs = len(groups[0]) + 4 * max(map(len, groups[1:]), default=0)
+    return min(SEARCH_SECONDS, PATIENCE + FAR_SLOWER * seconds * runs)
+
+
 def _left(waiting: list[Proposal], last: RemedyResult) -> list[Proposal]:
     """Return the proposals that are worth a trial after another one for the same line."""
     if last.proposal.saves == "later" and last.helps:  # the others keep less; all samples may share the shortest
         return waiting[-1:] if last.gains_later else []
-    return waiting if last.problem else [one for one in waiting if not one.fallback]
+    fits = not last.problem and last.difference.within(EXACT)
+    return [one for one in waiting if not one.fallback] if fits else waiting
 
 
 def _fitting(found: RemedyResult, samples: int) -> RemedyResult:
@@ -479,25 +497,31 @@ def _fitting(found: RemedyResult, samples: int) -> RemedyResult:
     needed = found.kept * results
     if available is not None and needed > available / MEMORY_SHARE:
         return RemedyResult(found.line, found.name, found.proposal, problem=f"it takes {megabytes(needed)} of memory")
-    return replace(found, kept_in_all=needed, shared_by=samples / results)
+    calls = samples * found.cached.calls / found.cached.samples if found.cached.calls else samples
+    all_kept = replace(found, kept_in_all=needed, shared_by=calls / results)
+    if found.filled is None or all_kept.gains_later:
+        return all_kept
+    return replace(all_kept, after=found.filled)  # soon, the cache has the results of all arguments
 
 
 def results_of(samples: int, tried: Kept) -> float:
-    """Estimate how many results a cache keeps for all samples, if every result belongs to as many samples.
+    """Estimate how many results a cache keeps for all samples, if every result belongs to as many calls.
 
-    Of `found` results, a trial of `n` of all `N` samples misses one with the probability (1 - n / N) ** (N / found).
+    Of `found` results, a trial of `n` of all `N` calls misses one with the probability (1 - n / N) ** (N / found).
 
     Args:
         samples: Number of all samples.
         tried: What the cache kept for some of them, drawn at random.
     """
-    if tried.results >= tried.samples:
-        return samples * tried.results / max(1, tried.samples)
+    calls, results = (tried.calls, tried.computed) if tried.calls else (tried.samples, tried.results)
+    whole = samples * calls / max(1, tried.samples)
+    if results >= calls:
+        return samples * results / max(1, tried.samples)
     missed = max(0.0, 1 - tried.samples / samples)
-    low, high = float(tried.results), float(samples)
+    low, high = float(results), whole
     while high - low > 0.5:  # noqa: PLR2004 - a half result
         found = (low + high) / 2
-        if found * (1 - missed ** (samples / found)) < tried.results:
+        if found * (1 - missed ** (whole / found)) < results:
             low = found
         else:
             high = found

@@ -117,7 +117,9 @@ def _compiled(site: Site, region: Sequence[ast.stmt], *, as_arrays: bool) -> Com
         raise CannotCompileError
     name = f"compiled_{site.tree.name.strip('_') or 'loop'}"
     call = f"{name}({', '.join(map(passing.text, names.values()))})"
-    body = textwrap.indent(text_of(site, region, [*given.edits, *_renamed(region, called)]), "    ")
+    body = textwrap.indent(
+        text_of(site, region, [*given.edits, *_renamed(region, called), *_means(site, region)]), "    "
+    )
     end = f"\n    return {', '.join(results)}" if results and not returns else ""
     functions = "".join(f"compiled_{one} = numba.njit({one}, boundscheck=True)\n\n" for one in called)
     head = f"@numba.njit(boundscheck=True)\ndef {name}({', '.join(names)}):"
@@ -219,6 +221,21 @@ def _without_returns(nodes: Sequence[ast.stmt]) -> list[Node]:
 def _renamed(region: Sequence[ast.stmt], called: dict[str, FunctionType]) -> list[Edit]:
     calls = [node for node in flow.inside(region) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
     return [Edit(call.func, f"compiled_{call.func.id}") for call in calls if call.func.id in called]  # type: ignore[attr-defined]
+
+
+def _means(site: Site, region: Sequence[ast.stmt]) -> list[Edit]:
+    """Write `x.mean(axis=0)`, which Numba does not know, as a sum that is divided."""
+    found = []
+    for call in (node for node in flow.inside(region) if isinstance(node, ast.Call)):
+        whole = call.func.value if isinstance(call.func, ast.Attribute) and call.func.attr == "mean" else None
+        axes = [one.value for one in call.keywords if one.arg == "axis"] + call.args
+        simple = isinstance(whole, (ast.Name, ast.Subscript)) and not any(
+            isinstance(one, (ast.Call, ast.Attribute)) for one in ast.walk(whole)
+        )
+        if simple and len(axes) == 1 and len(call.args) + len(call.keywords) == 1:
+            array, axis = site.text(whole), site.text(axes[0])  # type: ignore[arg-type]
+            found.append(Edit(call, f"({array}.sum(axis={axis}) / {array}.shape[{axis}])"))
+    return found
 
 
 def _live_after(site: Site, region: Sequence[ast.stmt]) -> set[str]:

@@ -25,6 +25,10 @@ class Difference(NamedTuple):
         """Whether the samples are equal."""
         return not self.largest and not self.problem
 
+    def within(self, share: float) -> bool:
+        """Whether no value differs by more than a share of the range of values."""
+        return not self.problem and self.largest <= share * self.span
+
     def __str__(self) -> str:
         """The difference in words."""
         if self.problem:

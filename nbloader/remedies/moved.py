@@ -193,8 +193,8 @@ class Arguments(ast.NodeTransformer):
 
     def _is_known(self, node: ast.expr) -> bool:
         """Whether the value of an expression is known before the code is run."""
-        local = [name for name in flow.read([node]) if name in self._site.function.__code__.co_varnames]
-        return self._before.issuperset(local)
+        own = {*self._site.function.__code__.co_varnames, *self._site.names_inside}
+        return self._before.issuperset(own & set(flow.read([node])))
 
     def _is_setting(self, node: ast.expr) -> bool:
         """Whether an expression is a part of something that can get another value, while contents are not compared.

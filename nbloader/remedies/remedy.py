@@ -47,7 +47,7 @@ class Proposal(NamedTuple):
     """Whether it also shortens the waits of the line, such as for a disk or the network, not only what it computes."""
 
     fallback: bool = False
-    """Whether it is tried only if the proposal before it could not be tried."""
+    """Whether it is tried only if the proposal before it could not be tried, or has changed the samples."""
 
     @property
     def keeps_in_worker(self) -> bool:

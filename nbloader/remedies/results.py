@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,10 +17,12 @@ from nbloader.remedies.difference import EQUAL, Difference, largest
 from nbloader.remedies.pictures import Pictures
 from nbloader.remedies.remedy import Proposal
 from nbloader.remedies.site import LAMBDA
-from nbloader.remedies.trial import NOTHING_KEPT, RAISES, Cost, Kept, Measured
+from nbloader.remedies.trial import LATE, NOTHING_KEPT, RAISES, Cost, Kept, Measured
 
 CLOSE = 0.025
 """Values are close if they differ, on average, by at most this share of their range."""
+EXACT = 1e-4
+"""Values are the same but for rounding if none differs by more than this share of their range."""
 MIN_GAIN = 1.1
 """A remedy is not shown if it gains less, for a sample or for the loop, or loses."""
 LATER_GAIN = 1.2
@@ -72,7 +75,9 @@ class RemedyResult:
     kept_in_all: float = 0.0
     """Memory that the cache takes for all samples, bytes. Samples with the same arguments share a result."""
     shared_by: float = 1.0
-    """Number of all samples for each result that the cache keeps."""
+    """Number of calls of all samples for each result that the cache keeps."""
+    filled: Cost | None = None
+    """What a sample takes once the cache has all results; None if that is `after`."""
     in_class: str = ""
     """Name of the class whose method is rewritten; "" if the function is no method."""
     changed: frozenset[int] = frozenset()
@@ -119,19 +124,25 @@ class RemedyResult:
     def helps(self) -> bool:
         """Whether it gains something, or could not be tried, although it is known for the line."""
         p = self.proposal
-        if self.raised:
+        if self.raised or self.is_late:
             return False
         if not self.samples:
             return not self.problem or not (p.loop or p.saves == "later" or p.must_help)
-        if (p.saves == "later" or p.must_be_equal) and not self.difference.equal:
-            return False  # it depends on random numbers
-        if p.must_differ and self.difference.equal:
-            return False
-        if p.loop and (self._slows_the_loop or not self.keeps_values):
+        if not self._has_the_samples or (p.loop and (self._slows_the_loop or not self.keeps_values)):
             return False
         enough = self.gain >= (LATER_GAIN if self.gains_later else MIN_GAIN)
         enough &= p.saves in ("lock", "threads") or self.before.seconds - self.after.seconds >= MIN_SAVED
         return enough and self._speeds_up_the_loop and not self.difference.problem
+
+    @property
+    def _has_the_samples(self) -> bool:
+        """Whether the samples are the same but for rounding, or differ as the remedy says."""
+        p = self.proposal
+        if p.saves == "later" or p.must_be_equal:
+            return self.difference.equal  # otherwise it depends on random numbers
+        if p.must_differ:
+            return not self.difference.equal
+        return bool(p.loop) or self.difference.within(EXACT)
 
     @property
     def _speeds_up_the_loop(self) -> bool:
@@ -150,6 +161,11 @@ class RemedyResult:
     def raised(self) -> bool:
         """Whether the rewritten code has raised an exception: then it does not fit, and is not shown."""
         return self.problem.startswith(RAISES)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether it was not tried because other trials have taken long: what is not tried may be wrong."""
+        return self.problem.startswith(LATE)
 
     @property
     def only_listed(self) -> bool:
@@ -225,7 +241,7 @@ class RemedyResult:
     def outcome(self) -> str:
         """What a trial has shown, in a few words."""
         if self.problem:
-            return f"not tried: {clean(' '.join(self.problem.split()), _SOURCE)}"
+            return clean(" ".join(self.problem.split()), _SOURCE)
         loop = "" if self._speeds_up_the_loop or self.prediction is None else f", loop {self.prediction.gain()}"
         if self._slows_the_loop:
             loop += f", and the loop takes {duration(self.loop)} more per sample"
@@ -271,8 +287,7 @@ class Remedies(Sequence[RemedyResult]):
         for one in without_gain:
             key = one.proposal.short, one.line.function
             best[key] = max(best.get(key, one), one, key=lambda found: found.gain)
-        told = (f"{one.proposal.short} ({one.line.place}): {one.outcome()}" for one in best.values())
-        self._without_gain = ". ".join(told)
+        self._without_gain = tuple(best.values())
 
     def __len__(self) -> int:
         """Return the number of remedies."""
@@ -312,7 +327,15 @@ class Remedies(Sequence[RemedyResult]):
         return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>{tried}"
 
     def _tried(self) -> str:
-        return f"Tried without gain: {self._without_gain}." if self._without_gain else ""
+        """What was tried without gain, and what could not be tried, as sentences."""
+        texts = []
+        for head, found in (
+            ("Tried without gain", [one for one in self._without_gain if not one.problem]),
+            ("Not tried", [one for one in self._without_gain if one.problem]),
+        ):
+            told = [f"{one.proposal.short} ({one.line.place}): {one.outcome()}" for one in found]
+            texts += [f"{head}: {'. '.join(told)}."] if told else []
+        return " ".join(texts)
 
 
 def alternatives(results: Sequence[RemedyResult]) -> list[list[RemedyResult]]:
@@ -390,16 +413,20 @@ def summed(line: HotLine, name: str, proposal: Proposal, measured: Sequence[Meas
     apart = EQUAL
     for one in measured:
         apart = largest(apart, one.difference)
-    before, after = (
-        Cost(*(sum(parts) / samples for parts in zip(*costs, strict=True)))
-        for costs in ([one.before for one in measured], [one.after for one in measured])
-    )
+    before, after = _mean([one.before for one in measured], samples), _mean([one.after for one in measured], samples)
+    all_kept = [one.filled or one.after for one in measured]
+    filled = _mean(all_kept, samples) if any(one.filled for one in measured) else None
     drawn = [one.pictures for one in measured if one.pictures is not None]
     return RemedyResult(
         line, name, proposal, samples, before, after, apart, loop=sum(one.loop for one in measured) / samples,
         parts=measured[0].parts, pictures=max(drawn, key=lambda pictures: pictures.mean, default=None),
         cached=max((one.kept for one in measured), key=lambda kept: kept.samples, default=NOTHING_KEPT),
+        filled=filled,
     )  # fmt: skip
+
+
+def _mean(costs: Sequence[Cost], samples: int) -> Cost:
+    return Cost(*(sum(parts) / samples for parts in zip(*costs, strict=True)))
 
 
 def best_of(results: Sequence[RemedyResult]) -> list[RemedyResult]:
@@ -411,9 +438,15 @@ def best_of(results: Sequence[RemedyResult]) -> list[RemedyResult]:
     others = [one for one in results if one not in at_once]
     kinds = [kind for kind in (at_once, others) if kind]
     return [
-        max(kind, key=lambda one: (bool(one.samples), one.helps, one.keeps_values, one.gain)) for kind in kinds
+        max(kind, key=_merit) for kind in kinds
         if kind is at_once or not at_once or any(one.helps for one in kind)
     ]  # fmt: skip
+
+
+def _merit(one: RemedyResult) -> tuple[int, bool, bool, bool, float]:
+    """Sort what helps in a trial last, and before it what is left to do if the proposal before it does not fit."""
+    helped = 2 if one.helps and one.samples else int(one.helps and one.proposal.fallback)
+    return helped, bool(one.samples), one.helps, one.keeps_values, one.gain
 
 
 def without_lesser(results: Sequence[RemedyResult]) -> list[RemedyResult]:
@@ -428,7 +461,14 @@ def without_lesser(results: Sequence[RemedyResult]) -> list[RemedyResult]:
     ]  # fmt: skip
 
 
+def _calls(code: str, function: str) -> bool:
+    """Whether code calls a function: what that function returns is kept as part of other results then."""
+    return re.search(rf"(?<![\w.]){re.escape(function.rpartition('.')[2])}\(", code) is not None
+
+
 def _replaces(other: RemedyResult, cache: RemedyResult) -> bool:
+    if other.proposal.saves == "later" and _calls(other.proposal.helper, cache.line.function):
+        return other.gains_later <= cache.gains_later and other.gain >= cache.gain
     if not cache.excludes(other):
         return False
     if other.proposal.saves == "later":

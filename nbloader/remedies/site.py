@@ -54,6 +54,8 @@ class Facts(NamedTuple):
     """The same for OpenCV."""
     returned: tuple[Returned, ...] = ()
     """What functions of the user have returned."""
+    seconds: float = 0.0
+    """Time to produce a sample; 0 if it was not measured."""
 
 
 NO_FACTS = Facts()
@@ -148,7 +150,7 @@ class Site:
     def target(self, node: ast.expr) -> Any:
         """Return what a name, or an attribute of a module or class, refers to; `UNKNOWN` if that is not certain."""
         if isinstance(node, ast.Name):
-            if node.id in self.function.__code__.co_varnames or node.id in self._names_inside:
+            if node.id in self.function.__code__.co_varnames or node.id in self.names_inside:
                 return UNKNOWN
             cells = dict(zip(self.function.__code__.co_freevars, self.function.__closure__ or (), strict=True))
             if node.id in cells:
@@ -160,7 +162,7 @@ class Site:
         return self._member(node) if isinstance(node, ast.Attribute) else UNKNOWN
 
     @functools.cached_property
-    def _names_inside(self) -> frozenset[str]:
+    def names_inside(self) -> frozenset[str]:
         """The variables of comprehensions, lambdas and functions inside the function."""
         inner = (ast.comprehension, ast.Lambda, ast.FunctionDef, ast.AsyncFunctionDef)
         nodes = [

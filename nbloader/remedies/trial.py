@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 from nbloader._util import rng
 from nbloader._util.rng import mix
 from nbloader.cache import process_cache
-from nbloader.events.gauges import CacheGauge
 from nbloader.metrics.hot_lines import HotLine
 from nbloader.remedies.difference import Difference, difference
 from nbloader.remedies.pictures import Pictures, pictures_of
@@ -36,6 +35,8 @@ FAR_SLOWER, FAR_SLOWER_SECONDS = 3, 0.2
 """A trial ends early if the rewritten code takes this many times as long, and at least so many seconds so far."""
 SEED = 0
 """Both codes draw the same random numbers."""
+LATE = "other trials have taken"
+"""What a problem begins with if there was no time for a trial."""
 RAISES = "the rewritten code raises "
 """What a problem begins with if it is an exception of the rewritten code."""
 
@@ -69,6 +70,10 @@ class Kept(NamedTuple):
     """Number of results. Samples with the same arguments share one."""
     samples: int = 0
     """Number of different samples that were produced."""
+    calls: int = 0
+    """Number of calls of the cached function for these samples; 0 if they were not counted."""
+    computed: int = 0
+    """Number of these calls whose results were not in the cache."""
 
 
 NOTHING_KEPT = Kept()
@@ -91,11 +96,22 @@ class Measured(NamedTuple):
     """What the cache keeps since the trial began, if the rewritten code has one."""
     parts: tuple[str, ...] = ()
     """The parts of the batch that the loop computes, such as `["image"]`; `""` is the whole batch."""
+    filled: Cost | None = None
+    """What the rewritten code takes once its cache has all results; None if that is `after`."""
 
 
 def _is_far_slower(measured: Sequence[Measured]) -> bool:
     after = sum(one.after.seconds for one in measured)
     return after > max(FAR_SLOWER_SECONDS, FAR_SLOWER * sum(one.before.seconds for one in measured))
+
+
+class _Counts(NamedTuple):
+    """What the sample cache has counted, and what it keeps."""
+
+    calls: int = 0
+    misses: int = 0
+    nbytes: int = 0
+    entries: int = 0
 
 
 class _Made(NamedTuple):
@@ -121,6 +137,7 @@ class Trial:
         line: The slow line.
         proposal: What to write instead.
         seconds: The trial ends with the measurement in which it has taken so long.
+        limit: How long a measurement may take; whoever runs the trial ends it.
     """
 
     produce: Callable[[Any], Any]
@@ -129,6 +146,7 @@ class Trial:
     line: HotLine
     proposal: Proposal
     seconds: float
+    limit: float
     _cell: list[str] = field(init=False, repr=False)
     """Source of the cell with the line; empty if the line is in a file."""
     _end: float = field(default=0.0, init=False, repr=False)
@@ -138,8 +156,12 @@ class Trial:
     _new: _Swap | None = field(default=None, init=False, repr=False)
     _usual: dict[int, _Made] = field(default_factory=dict, init=False, repr=False)
     """By position: what the present code has produced, if the rewritten code changes the process for good."""
-    _cache: CacheGauge | None = field(default=None, init=False, repr=False)
+    _before: _Counts = field(default=_Counts(), init=False, repr=False)
     """The contents of the cache of samples before the trial."""
+    _calls: int = field(default=0, init=False, repr=False)
+    """See `Kept`."""
+    _computed: int = field(default=0, init=False, repr=False)
+    """See `Kept`."""
     _parts: dict[str, None] = field(default_factory=dict, init=False, repr=False)
     """See `Measured`."""
     _made: dict[int, int] = field(default_factory=dict, init=False, repr=False)
@@ -179,13 +201,16 @@ class Trial:
             self._run(None, indices, seed)  # its files are in the page cache from now on, for both codes
             usual = self._usual.get(position)
             if self.proposal.saves == "later":  # filled under another seed: what is drawn at random then differs
-                self._run(self._new, indices, mix(seed, 1))
+                self._fill(indices, mix(seed, 1))
+            missed = self._cached.misses
             if position % 2 or usual is not None:
                 made = self._run(self._new, indices, seed)
                 usual = usual or self._run(None, indices, seed)
             else:
                 usual = self._run(None, indices, seed)
                 made = self._run(self._new, indices, seed)
+            # If arguments are drawn at random, the cache did not have all results.
+            filled = self._run(self._new, indices, seed).cost if self._cached.misses > missed else None
             begin = time.perf_counter()
             batch = self._in_loop(made.batch, usual.batch)
             loop = time.perf_counter() - begin if self.proposal.loop else 0.0
@@ -194,16 +219,28 @@ class Trial:
         apart = difference(usual.batch, batch)
         pictures = None if apart.equal or apart.problem else pictures_of(usual.batch, batch)
         return Measured(
-            len(indices), usual.cost, made.cost, apart, "", loop, pictures, self._kept(), tuple(self._parts)
+            len(indices), usual.cost, made.cost, apart, "", loop, pictures, self._kept(), tuple(self._parts), filled
         )
+
+    @property
+    def _cached(self) -> _Counts:
+        """What the cache has counted and keeps, if the rewritten code has one."""
+        now = process_cache.gauge() if self.proposal.saves == "later" else None
+        return _Counts() if now is None else _Counts(now.hits + now.misses, now.misses, now.nbytes, now.entries)
+
+    def _fill(self, indices: Any, seed: int) -> None:
+        """Produce samples for the first time, which fills the cache."""
+        before = self._cached
+        self._run(self._new, indices, seed)
+        now = self._cached
+        self._calls += now.calls - before.calls
+        self._computed += now.misses - before.misses
 
     def _kept(self) -> Kept:
         """Return what the cache keeps since the trial began."""
-        before, now = self._cache, process_cache.gauge()
-        if self.proposal.saves != "later" or now is None:
-            return NOTHING_KEPT
-        nbytes, entries = (0, 0) if before is None else (before.nbytes, before.entries)
-        return Kept(now.nbytes - nbytes, now.entries - entries, sum(self._made.values()))
+        before, now = self._before, self._cached
+        nbytes, entries = now.nbytes - before.nbytes, now.entries - before.entries
+        return Kept(nbytes, entries, sum(self._made.values()), self._calls, self._computed)
 
     def _prepare(self, first: Any) -> None:
         """Rewrite the function, and have it do what it does once per process."""
@@ -216,9 +253,9 @@ class Trial:
         site = locate(self.line, self.roots)
         if site is None:
             raise CannotTryError("the function of the line was not found in the worker")
-        self._cache = process_cache.gauge()
+        self._before = self._cached
         self._new = _swap(site, self.proposal)
-        self._run(self._new, first, SEED)
+        self._fill(first, SEED)
 
     def _run(self, new: _Swap | None, indices: Any, seed: int) -> _Made:
         rng.seed_everything(seed)

@@ -24,7 +24,12 @@ class DeepCopy:
         module = site.module("copy", "copy")
         shallow = [Edit(call, f"{module.name}.copy({site.text(call.args[0])})") for call in calls]
         short = "Replace copy.deepcopy with a copy of what later code changes"
-        return [Proposal(why, instead, site.rewritten(*shallow), module.helper, short=short)]
+        code = site.rewritten(*shallow)
+        untried = "a shallow copy changes the samples, so some of their contents have to be copied as well"
+        return [
+            Proposal(why, instead, code, module.helper, must_be_equal=True, short=short),
+            Proposal(why, instead, untried=untried, fallback=True),
+        ]
 
 
 REMEDY = DeepCopy()

@@ -30,6 +30,23 @@ def rows_with(frame, columns, values, condition=None):
             part = part[part[column] == value]
     return part.copy() if condition is None else part[condition(part)]
 '''
+COLUMN = '''\
+_places = {}
+
+def column_with(frame, columns, values, wanted):
+    """A column of the rows of a data frame with some values in other columns. The rows are found once per process."""
+    key = id(frame), *columns
+    if key not in _places:
+        by = columns[0] if len(columns) == 1 else columns
+        _places[key] = frame, frame.groupby(by, sort=False, observed=True).indices
+        _places.setdefault(id(frame), (frame, {name: frame[name].to_numpy() for name in frame}))
+    rows = _places[key][1].get(values[0] if len(columns) == 1 else tuple(values))
+    if rows is None:  # no row has these values, or they are of another type
+        for column, value in zip(columns, values):
+            frame = frame[frame[column] == value]
+        return frame[wanted].to_numpy()
+    return _places[id(frame)][1][wanted][rows]
+'''
 BETWEEN = frozenset({"between", "isin", "notna", "notnull", "isna", "isnull"})
 """Methods of a column that say something about each row by itself."""
 
@@ -45,7 +62,8 @@ class FilteredFrame:
         here = set(site.nodes)
         if not any(one.node in here or (one.mask is not None and one.mask.value in here) for one in found):
             return []
-        edits = [Edit(one.node, one.text) for one in found]
+        taken = [_column_of(site, one) for one in found]
+        edits = [column or Edit(one.node, one.text) for one, column in zip(found, taken, strict=True)]
         edits += [Edit(one.mask, "# rows are looked up by their values") for one in found if one.mask is not None]
         frame, columns = found[0].frame, found[0].columns
         by = repr(columns[0] if len(columns) == 1 else columns)
@@ -56,7 +74,10 @@ class FilteredFrame:
             f"Split the data frame once, in __init__ with dict(tuple({frame}.groupby({by}))), or as below. "
             "The parts take as much memory as the data frame. Later changes of the data frame do not reach them."
         )
-        return [Proposal(why, instead, site.rewritten(*edits), HELPER, short=f"Split the data frame by {by} once")]
+        helpers = [COLUMN] if any(taken) else []
+        helpers += [HELPER] if not all(taken) else []
+        helper = "\n\n".join(helpers)
+        return [Proposal(why, instead, site.rewritten(*edits), helper, short=f"Split the data frame by {by} once")]
 
 
 class _Filtered(NamedTuple):
@@ -69,14 +90,18 @@ class _Filtered(NamedTuple):
     """What to write instead."""
     mask: ast.Assign | None
     """The statement that assigns the conditions to a variable; None if they stand in the brackets."""
+    wanted: str = ""
+    """The column in `frame.loc[conditions, column]`; "" if it is the whole rows."""
 
 
 def _filtered(site: Site, node: ast.AST) -> _Filtered | None:
     if not isinstance(node, ast.Subscript) or not isinstance(node.ctx, ast.Load):
         return None
-    owner, test = node.value, node.slice
+    owner, test, wanted = node.value, node.slice, ""
     if isinstance(owner, ast.Attribute) and owner.attr == "loc":
         owner = owner.value
+        if isinstance(test, ast.Tuple) and isinstance(column := test.elts[-1], ast.Constant):
+            test, wanted = test.elts[0], str(column.value)
     if not _fits(site.target(owner)):
         return None
     frame, mask = site.text(owner), None
@@ -96,7 +121,34 @@ def _filtered(site: Site, node: ast.AST) -> _Filtered | None:
     if rest:
         name = next(one for n in itertools.count() if not re.search(rf"\b{(one := 'rows' + '_' * n)}\b", site.source))
         arguments.append(f"lambda {name}: {' & '.join(_of_part(site, one, frame, name) for one in rest)}")
-    return _Filtered(node, frame, columns, f"rows_with({', '.join(arguments)})", mask)
+    rows = f"rows_with({', '.join(arguments)})"
+    return _Filtered(node, frame, columns, rows + (f"[{wanted!r}]" if wanted else ""), mask, wanted)
+
+
+def _column_of(site: Site, found: _Filtered) -> Edit | None:
+    """Return what to write instead of one column of the filtered rows as an array, or of its first value.
+
+    These are `.values`, `.to_numpy()`, `.tolist()`, `.iloc[0]` and `.item()` of the column.
+    """
+    outer = {id(child): node for node in site.body for child in ast.iter_child_nodes(node)}
+    column = found.node if found.wanted else outer.get(id(found.node))
+    name = found.wanted or (_column(site, column, site.text(found.node)) if isinstance(column, ast.expr) else "")
+    frame = site.target(ast.parse(found.frame, mode="eval").body)
+    if not name or name not in getattr(frame, "columns", ()) or "lambda" in found.text:
+        return None
+    rows = found.text.removesuffix(f"[{name!r}]")
+    array = rows.replace("rows_with(", "column_with(", 1)[:-1] + f", {name!r})"
+    taken = outer.get(id(column))
+    if not isinstance(taken, ast.Attribute):
+        return None
+    around = outer.get(id(taken))
+    if taken.attr == "values":
+        return Edit(taken, array)
+    if taken.attr in ("to_numpy", "tolist", "item") and isinstance(around, ast.Call) and not around.args:
+        return Edit(around, array + {"to_numpy": "", "tolist": ".tolist()", "item": ".item()"}[taken.attr])
+    if taken.attr == "iloc" and isinstance(around, ast.Subscript) and ast.unparse(around.slice) == "0":
+        return Edit(around, f"{array}[0]")
+    return None
 
 
 def _assigned(site: Site, name: ast.Name) -> ast.Assign | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from typing import NamedTuple
 
+from nbloader.remedies import flow
 from nbloader.remedies.remedy import Proposal
 from nbloader.remedies.site import Edit, Site
 
@@ -60,6 +61,7 @@ class PandasRow:
     def propose(self, site: Site) -> list[Proposal]:
         """See `Remedy`."""
         rows = [found for node in site.nodes if (found := _row(node)) is not None] or _assigned_rows(site)
+        rows = [row for row in rows if _lasts(site, row.frame)]
         if not rows:
             return []
         why = "For each row, pandas creates a Series and converts the values of all columns to a common type."
@@ -71,7 +73,7 @@ class PandasRow:
         for row, owner in rows:
             frame, position = site.text(owner), site.text(row.slice)
             around = outer.get(id(row))
-            if isinstance(owner, ast.Subscript):  # a column
+            if isinstance(owner, ast.Subscript) or _is_column(site, owner):
                 edits.append(Edit(row, f"{frame}.to_numpy()[{position}]"))
             elif around is not None and around.attr in ("values", "to_numpy"):
                 whole = called.get(id(around), around)
@@ -97,6 +99,26 @@ class _Row(NamedTuple):
 
     node: ast.Subscript
     frame: ast.expr
+
+
+def _lasts(site: Site, owner: ast.expr) -> bool:
+    """Whether something may be the same data frame for all samples: the result of a call or of a filter is another one.
+
+    What is converted once is kept, by its identity.
+    """
+    if isinstance(owner, ast.Subscript):
+        return isinstance(owner.slice, ast.Constant) and _lasts(site, owner.value)
+    if isinstance(owner, ast.Attribute):
+        return _lasts(site, owner.value)
+    if not isinstance(owner, ast.Name):
+        return False
+    values = [node.value for node in site.body if isinstance(node, ast.Assign) and owner.id in flow.assigned([node])]
+    return all(isinstance(value, (ast.Name, ast.Attribute)) and _lasts(site, value) for value in values)
+
+
+def _is_column(site: Site, owner: ast.expr) -> bool:
+    """Whether an attribute is a column of a data frame."""
+    return isinstance(owner, ast.Attribute) and type(site.target(owner.value)).__name__ == "DataFrame"
 
 
 def _assigned_rows(site: Site) -> list[_Row]:
