@@ -41,12 +41,14 @@ from nbloader.metrics.hot_lines import HotLine, HotLines, find_hot_lines
 from nbloader.remedies.advice import Advice, short_advice
 from nbloader.remedies.changed_lines import changed_lines
 from nbloader.remedies.difference import difference
+from nbloader.remedies.free_names import with_free_names
 from nbloader.remedies.kinds import REMEDIES
 from nbloader.remedies.kinds.filtered_frame import HELPER as ROWS_WITH
+from nbloader.remedies.no_remedy import why_none
 from nbloader.remedies.pasted import is_pasted
 from nbloader.remedies.pictures import pictures_of, size_of
 from nbloader.remedies.results import Remedies, RemedyResult, best_of, without_lesser
-from nbloader.remedies.returned import measure_returned
+from nbloader.remedies.returned import measure_calls
 from nbloader.remedies.site import UNKNOWN, Edit, Facts, locate, site_of
 from nbloader.remedies.threads import VARIABLES, blas_threads
 from nbloader.remedies.trial import CannotTryError, Cost, Kept, Measured, code_of
@@ -1392,6 +1394,91 @@ def test_a_dataset_of_hdf5_is_read_into_memory_once(tmp_path):
         assert "chunks=(1, ...)" in proposal.instead
         assert ("with" in proposal.code) is opens, "a file that is not read is not opened"
         assert difference(function(path), rewritten(function, proposal)(path)).equal
+
+
+@pytest.mark.parametrize("body", ["rows = file[name]\n    return rows[2:4] * 2", "return file[name][2:4] * 2"])
+def test_a_dataset_of_an_hdf5_file_that_a_function_is_given_is_read_into_memory_once(body, tmp_path):
+    h5py = pytest.importorskip("h5py")
+    path = str(tmp_path / "x.h5")
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", data=np.arange(40).reshape(10, 4), chunks=(10, 4), compression="gzip")
+    function = defined(tmp_path, f"import h5py\ndef f(file, name='x'):\n    {body}")
+    (proposal,) = changes("hdf5-chunks", function)
+    assert proposal.must_help, "it may be no file"
+    with h5py.File(path) as file:
+        assert difference(function(file), rewritten(function, proposal)(file)).equal
+    assert not changes("hdf5-chunks", defined(tmp_path, f"def f(file, name):\n    {body}")), "nothing imports h5py"
+
+
+@pytest.mark.parametrize("shape", [(7, 3), (7,), (0, 3)])
+def test_rows_are_shuffled_with_the_same_random_numbers(shape, tmp_path):
+    function = defined(tmp_path, "import numpy as np\ndef f(x):\n    np.random.shuffle(x)\n    return x")
+    (proposal,) = changes("shuffled-rows", function)
+    made = []
+    for one in (function, rewritten(function, proposal)):
+        np.random.seed(3)
+        made.append((one(np.arange(np.prod(shape)).reshape(shape)), np.random.rand()))
+    assert difference(*made).equal
+    assert not changes("shuffled-rows", defined(tmp_path, "import random\ndef f(x):\n    random.shuffle(x)"))
+
+
+TEXTS = {
+    "a slice": "with open(p) as f:\n        return list(islice(f, n, n + 4))",
+    "one line": "with open(p, encoding='utf-8') as f:\n        return next(islice(f, n, None))",
+    "a loop over a slice": "with open(p) as f:\n        return [line.split() for line in islice(f, n, n + 3)]",
+    "a loop to one line": """\
+with open(p, 'r') as f:
+        for i, line in enumerate(f):
+            if n == i:
+                return line.strip()""",
+}
+
+
+@pytest.mark.parametrize("case", TEXTS)
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_lines_of_a_text_file_are_looked_up(case, end, tmp_path):
+    path = tmp_path / "lines.txt"
+    path.write_text("".join(f"line {i} \u00e9\n" for i in range(50)) + f"last{end}", encoding="utf-8", newline="")
+    function = defined(tmp_path, f"from itertools import islice\ndef f(p, n=3):\n    {TEXTS[case]}\n")
+    (proposal,) = changes("text-lines", function)
+    new = rewritten(function, proposal)
+    for number in (0, 3, 47, 50, 51, 60):
+        try:
+            expected = function(path, number)
+        except StopIteration:
+            with pytest.raises(StopIteration):
+                new(path, number)
+        else:
+            assert new(path, number) == expected
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "with open(p, 'rb') as f:\n        return list(islice(f, n, n + 4))",
+        "with open(p, newline='') as f:\n        return list(islice(f, n, n + 4))",
+        "with open(p) as f:\n        f.readline()\n        return list(islice(f, n, n + 4))",
+        "with open(p) as f:\n        return list(islice(f, n, None))",
+        "with open(p) as f:\n        return list(islice(f, n))",
+        "with open(p) as f:\n        for i, l in enumerate(f):\n            if i > n:\n                break\n    return i",
+    ],
+)
+def test_other_lines_of_a_file_are_read_as_before(body, tmp_path):
+    function = defined(tmp_path, f"from itertools import islice\ndef f(p, n=3):\n    {body}\n")
+    assert not proposals("text-lines", function)
+
+
+def test_the_whole_function_of_a_slow_line_is_named_with_its_calls(tmp_path):
+    function = defined(tmp_path, "def f(x):\n    x = x + 1\n    x = x + 2\n    return x")
+    lines = tuple(replace(line_of(function, number), share=0.2) for number in (1, 2, 3))
+    key = function.__code__.co_filename, function.__code__.co_firstlineno
+    (site, *_rest) = sites(function, facts=Facts(calls={key: 71}))
+    site = replace(site, line=lines[0])
+    text = why_none(lines[0], [site], HotLines(lines=lines, samples=100), (), 0.05)
+    assert "All lines of `f` take 60%. `f` runs 71 times for a sample: perhaps fewer" in text
+    alone = why_none(lines[0], [replace(site, facts=Facts())], HotLines(lines=lines[:1], samples=100), (), 0.05)
+    assert "All lines" not in alone
+    assert "times for a sample" not in alone
 
 
 def test_what_is_the_same_in_each_epoch_is_cached_if_there_is_memory_for_it(tmp_path):
@@ -3020,6 +3107,18 @@ def test_nothing_is_proposed_for_code_of_a_remedy(tmp_path):
     assert not is_pasted(sites(other)[0], REMEDIES)
 
 
+def test_a_helper_that_was_pasted_before_is_left_out(tmp_path):
+    source = f"{ROWS_WITH}\ndef f(name):\n    return frame[frame['item'] == name].sum()"
+    frame = pd.DataFrame({"item": ["a"], "x": [1]})
+    for code, there in ((source, True), (source.replace("return part.copy()", "return part[:]"), False)):
+        function = defined(tmp_path, code, frame=frame)
+        proposal = proposals("filtered-frame", function)[0]
+        named = with_free_names(sites(function)[0], proposal)
+        assert (named.helper == "") is there
+        assert ("`rows_with` is there." in named.instead) is there
+        assert ("rows_with(frame" in named.code) is there
+
+
 def test_a_slow_trial_ends_before_it_takes_the_time_of_the_others():
     groups = [range(8), range(16), range(16)]
     assert _limit(groups, 0.0) == 60
@@ -3538,8 +3637,6 @@ def test_a_helper_takes_no_name_of_the_user(tmp_path):
     [("return int(frame.iloc[i]['x'])", True), ("return int(frame.iloc[row_of()]['x']) + i", False)],
 )
 def test_a_helper_whose_name_is_taken_gets_another_one(tmp_path, body, renamed):
-    from nbloader.remedies.free_names import with_free_names
-
     frame = pd.DataFrame({"x": [1, 2]})
     function = defined(tmp_path, f"def row_of(): return 0\n_columns = 3\ndef f(i):\n    {body}", frame=frame)
     (site,) = (one for one in sites(function) if "iloc" in one.source.splitlines()[one.number - 1])
@@ -3652,9 +3749,11 @@ def test_only_arrays_in_memory_have_a_size(tmp_path):
         "import numpy as np, torch\ndef f(p):\n    return np.load(p, mmap_mode='r'), np.zeros(9), torch.zeros(9), 'x'"
     )
     function = defined(tmp_path, source)
-    with measure_returned() as returned:
+    with measure_calls() as calls:
         function(tmp_path / "x.npy")
-    assert [one.nbytes for one in returned.values() if one.file == function.__code__.co_filename] == [(0, 72, 36, 0)]
+    assert [one.nbytes for one in calls.returned.values() if one.file == function.__code__.co_filename] == [
+        (0, 72, 36, 0)
+    ]
 
 
 OWN_REMEDIES = """\

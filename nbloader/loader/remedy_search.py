@@ -31,7 +31,7 @@ from nbloader.remedies.pasted import is_pasted
 from nbloader.remedies.pictures import size_of
 from nbloader.remedies.remedy import Proposal
 from nbloader.remedies.results import EXACT, Remedies, RemedyResult, best_of, summed, without_lesser
-from nbloader.remedies.returned import measure_returned
+from nbloader.remedies.returned import measure_calls
 from nbloader.remedies.site import NO_FACTS, Facts, Site, locate, replaceable
 from nbloader.remedies.threads import blas_threads, opencv_threads
 from nbloader.remedies.trial import FAR_SLOWER, LATE, Cost, Kept, Measured, Trial
@@ -219,7 +219,7 @@ class Scout:
             samples = 0
         try:
             begin = time.perf_counter()
-            with measure_returned() as returned:
+            with measure_calls() as calls:
                 sample = produce(indices[:1])[0]
             seconds = time.perf_counter() - begin
             if seconds < FAST_SECONDS:
@@ -237,8 +237,10 @@ class Scout:
         arrays = [array for part in parts if (array := array_of(part)) is not None]
         floats = sum(array.nbytes for array in arrays if array.dtype.kind == "f")
         nbytes = sum(array.nbytes for array in arrays)
-        large = tuple(one for one in returned.values() if sum(one.nbytes) > nbytes)
-        return indices, Facts(picture, samples, nbytes, floats, returned=large, seconds=seconds)
+        large = tuple(one for one in calls.returned.values() if sum(one.nbytes) > nbytes)
+        return indices, Facts(
+            picture, samples, nbytes, floats, returned=large, calls=dict(calls.counts), seconds=seconds
+        )
 
 
 class _Found(NamedTuple):

@@ -46,6 +46,10 @@ NODES = (
 )  # fmt: skip
 
 
+SHORT = 16
+"""A loop inside another one that has at most so many steps is not worth a function of its own."""
+
+
 class Compiled(NamedTuple):
     """A function of which a part is compiled."""
 
@@ -70,12 +74,21 @@ def compiled_loop(site: Site) -> list[Compiled]:
         node for node in site.body
         if isinstance(node, (ast.For, ast.While)) and node.lineno <= site.number <= (node.end_lineno or node.lineno)
     ]  # fmt: skip
-    for loop in sorted(loops, key=lambda node: node.lineno):
+    for number, loop in enumerate(sorted(loops, key=lambda node: node.lineno)):
+        if number and _is_short(loop):
+            continue  # a call of a compiled function takes longer
         try:
             return _ways(site, _region(site, loop))
         except CannotCompileError:
             continue
     return []
+
+
+def _is_short(loop: ast.For | ast.While) -> bool:
+    """Whether a loop has a few steps, such as `for axis in range(3)`."""
+    steps = loop.iter.args if isinstance(loop, ast.For) and isinstance(loop.iter, ast.Call) else []
+    count = steps[0].value if len(steps) == 1 and isinstance(steps[0], ast.Constant) else None
+    return isinstance(count, int) and count <= SHORT
 
 
 def compiled_function(site: Site) -> list[Compiled]:

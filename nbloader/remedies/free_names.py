@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import inspect
 import re
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
 from nbloader.remedies.remedy import Proposal
@@ -20,9 +21,16 @@ def with_free_names(site: Site, proposal: Proposal) -> Proposal | None:
         proposal: The proposal.
 
     Returns:
-        The proposal, in which names that are taken have got a number; None if the function itself uses one of them.
+        The proposal, in which names that are taken have got a number; None if the function itself uses one of them. A
+        helper that was pasted before is left out.
     """
     helper, code = proposal.helper, proposal.code
+    there = _pasted_before(site.function, helper)
+    if there:
+        names = " and ".join(f"`{name}`" for name in there)
+        return proposal._replace(
+            helper="", instead=f"{proposal.instead} {names} {'is' if len(there) == 1 else 'are'} there."
+        )
     for name in taken_names(site.function, helper):
         if re.search(_word(name), site.source):
             return None
@@ -30,6 +38,21 @@ def with_free_names(site: Site, proposal: Proposal) -> Proposal | None:
         free = next(new for number in range(2, len(used)) if (new := f"{name}_{number}") not in used)
         helper, code = (re.sub(_word(name), free, text) for text in (helper, code))
     return proposal._replace(helper=helper, code=code)
+
+
+def _pasted_before(function: FunctionType, helper: str) -> list[str]:
+    """Return the functions of a helper if all of them stand beside a function already, with the same code."""
+    if not helper:
+        return []
+    names = [node.name for node in ast.parse(helper).body if isinstance(node, ast.FunctionDef)]
+    before = function.__globals__
+    after: dict[str, Any] = {}
+    if not names or not all(name in before for name in names):
+        return []
+    with contextlib.suppress(ImportError):
+        exec(compile(helper, "<nbloader remedy>", "exec"), after)  # noqa: S102 - of a remedy
+    same = [name for name in names if _code(before[name]) == _code(after.get(name)) is not None]
+    return names if len(same) == len(names) else []
 
 
 def _word(name: str) -> str:
@@ -51,7 +74,13 @@ def taken_names(function: FunctionType, helper: str) -> list[str]:
     return [] if pasted else replaced
 
 
-def _code(function: Any) -> bytes | None:
-    """Return the code of a function, below its decorators; None if it is something else."""
+def _code(function: Any) -> tuple[Any, ...] | None:
+    """Return what a function does, below its decorators; None if it is something else."""
     code = getattr(inspect.unwrap(function), "__code__", None)
-    return None if code is None else code.co_code
+    return None if code is None else _does(code)
+
+
+def _does(code: CodeType) -> tuple[Any, ...]:
+    """Return what code does, wherever it stands."""
+    constants = (_does(one) if isinstance(one, CodeType) else (type(one), one) for one in code.co_consts)
+    return code.co_code, code.co_names, code.co_varnames, *constants

@@ -20,6 +20,10 @@ SHOWN = 80
 """Maximum length of a line in a message, characters."""
 NEXT = 2
 """Number of further lines that are named if nothing makes the slowest one faster."""
+SPREAD = 1.5
+"""If all lines of a function take this many times as long as its slowest one, they are named together."""
+OFTEN = 10
+"""The number of calls for a sample is named if it is at least this one."""
 MOSTLY = 0.95
 """A share from which on it is called "nearly all"."""
 
@@ -55,7 +59,23 @@ def why_none(slowest: HotLine, sites: Sequence[Site], hot: HotLines, remains: Se
         much = "nearly all" if share >= MOSTLY else f"at least {share:.0%}"
         found += f", and {much} of its CPU time is spent inside {inside or 'libraries'}"
     hint = _hint(here, inside)
-    return " ".join(filter(None, [f"{found}.", hint, what_remains, _next_lines(slowest, hot, min_share)]))
+    whole = _whole_function(slowest, here, hot)
+    return " ".join(filter(None, [f"{found}.", whole, hint, what_remains, _next_lines(slowest, hot, min_share)]))
+
+
+def _whole_function(slowest: HotLine, here: Sequence[Site], hot: HotLines) -> str:
+    """Say what all lines of the slowest line's function take, and how often it runs for a sample."""
+    lines = [line for line in hot if (line.file, line.function) == (slowest.file, slowest.function)]
+    share, name = sum(line.share for line in lines), slowest.function.rpartition(".")[2]
+    text = f"All lines of `{name}` take {percent(share)}." if share >= SPREAD * slowest.share else ""
+    code = here[0].function.__code__ if here else None
+    calls = 0 if code is None else here[0].facts.calls.get((code.co_filename, code.co_firstlineno), 0)
+    if calls >= OFTEN:
+        often = (
+            f"`{name}` runs {calls:,} times for a sample: perhaps fewer of its results are needed, or some are equal."
+        )
+        return f"{text} {often}".lstrip()
+    return text
 
 
 def _hint(here: Sequence[Site], inside: str) -> str:
@@ -65,7 +85,7 @@ def _hint(here: Sequence[Site], inside: str) -> str:
             "Data frames are slow for small questions: keep the columns as NumPy arrays, made once in __init__, and "
             "group or sort the rows there, too."
         )
-    if inside and inside != "numpy":
+    if inside and inside != "numpy" and inside not in sys.stdlib_module_names:
         return f"Call {inside} for less: for smaller arrays, or once for what several samples share."
     if any(_is_in_loop(site) for site in here):
         return "It runs in a Python loop: a few NumPy calls on whole arrays often take a fraction of the time."

@@ -1,7 +1,8 @@
-"""How large the arrays are that the user's functions return, measured while samples are produced."""
+"""How often the user's functions are called, and how large the arrays are that they return, for a sample."""
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import sys
 from collections.abc import Iterator
@@ -23,14 +24,27 @@ class Returned(NamedTuple):
     """Size of each array of a tuple, or of the only one, bytes; 0 for what is no array."""
 
 
+class Calls(NamedTuple):
+    """What functions of the user have done, by file and first line."""
+
+    returned: dict[tuple[str, int], Returned]
+    """The largest arrays that each has returned."""
+    counts: collections.Counter[tuple[str, int]]
+    """Number of calls of each."""
+
+
 @contextlib.contextmanager
-def measure_returned() -> Iterator[dict[tuple[str, int], Returned]]:
-    """Context manager that measures the largest arrays that each function of the user returns, by file and line."""
-    found: dict[tuple[str, int], Returned] = {}
+def measure_calls() -> Iterator[Calls]:
+    """Context manager that measures the calls of the user's functions."""
+    calls = Calls({}, collections.Counter())
+    found = calls.returned
 
     def profile(frame: FrameType, event: str, value: Any) -> None:
         code = frame.f_code
-        if event != "return" or value is None or is_library(code.co_filename):
+        if event != "return" or is_library(code.co_filename):
+            return
+        calls.counts[code.co_filename, code.co_firstlineno] += 1
+        if value is None:
             return
         one = Returned(code.co_filename, code.co_firstlineno, tuple(map(_nbytes, _parts(value))))
         key = one.file, one.line
@@ -40,7 +54,7 @@ def measure_returned() -> Iterator[dict[tuple[str, int], Returned]]:
     before = sys.getprofile()
     sys.setprofile(profile)
     try:
-        yield found
+        yield calls
     finally:
         sys.setprofile(before)
 

@@ -14,7 +14,7 @@ import functools
 import inspect
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -54,6 +54,8 @@ class Facts(NamedTuple):
     """The same for OpenCV."""
     returned: tuple[Returned, ...] = ()
     """What functions of the user have returned."""
+    calls: Mapping[tuple[str, int], int] = {}
+    """Number of calls of each function of the user for a sample, by file and first line."""
     seconds: float = 0.0
     """Time to produce a sample; 0 if it was not measured."""
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ast
 
+from nbloader.remedies import flow
 from nbloader.remedies.remedy import Proposal
 from nbloader.remedies.site import Edit, Site
 
 KEPT = '''\
-{imports}@{tools}.lru_cache(maxsize=4)
+{imports}@{tools}.lru_cache(maxsize=16)
 def in_memory(path, name):
     """A dataset of an HDF5 file as an array, read once per process."""
     with {h5py}.File(path, "r") as file:
@@ -24,14 +25,19 @@ class Hdf5Chunks:
     def propose(self, site: Site) -> list[Proposal]:
         """See `Remedy`."""
         files = paths_of_files(site)
-        edits = []
+        edits, certain = [], True
         for node in site.nodes:
-            if not isinstance(node, ast.Subscript) or not isinstance(node.value, ast.Subscript):
+            if not isinstance(node, ast.Subscript):
                 continue
-            name = node.value.slice
+            dataset = _dataset(site, node.value)
+            if dataset is None:
+                continue
+            name, path = dataset.slice, files.get(site.text(dataset.value))
             is_name = isinstance(name, ast.Constant) and isinstance(name.value, str)
-            path = files.get(site.text(node.value.value))
-            if path is not None and is_name:
+            if path is None and _may_be_file(site, dataset.value):
+                path, certain = f"{site.text(dataset.value)}.file.filename", False
+            if path is not None and not isinstance(name, (ast.Slice, ast.Tuple)):
+                certain &= is_name
                 edits.append(Edit(node.value, f"in_memory({path}, {site.text(name)})"))
         if not edits:
             return []
@@ -47,10 +53,27 @@ class Hdf5Chunks:
                 ),
                 code=_without_unused(site.rewritten(*edits)),
                 helper=helper,
+                must_help=not certain,
                 short="Read the HDF5 dataset once per worker",
                 is_certain=False,
             )
         ]
+
+
+def _dataset(site: Site, node: ast.expr) -> ast.Subscript | None:
+    """Return `file["x"]`, also if it was assigned to a variable before."""
+    if isinstance(node, ast.Subscript):
+        return node
+    if not isinstance(node, ast.Name):
+        return None
+    values = [one.value for one in site.body if isinstance(one, ast.Assign) and node.id in flow.assigned(one.targets)]
+    return values[0] if len(values) == 1 and isinstance(values[0], ast.Subscript) else None
+
+
+def _may_be_file(site: Site, node: ast.expr) -> bool:
+    """Whether a parameter may be an open HDF5 file: the user's code has imported h5py. A trial finds out."""
+    imported = not site.module("h5py", "h5py").helper
+    return imported and isinstance(node, ast.Name) and node.id in flow.parameters(site)
 
 
 def _without_unused(code: str) -> str:
