@@ -1460,7 +1460,7 @@ def test_lines_of_a_text_file_are_looked_up(case, end, tmp_path):
         "with open(p) as f:\n        f.readline()\n        return list(islice(f, n, n + 4))",
         "with open(p) as f:\n        return list(islice(f, n, None))",
         "with open(p) as f:\n        return list(islice(f, n))",
-        "with open(p) as f:\n        for i, l in enumerate(f):\n            if i > n:\n                break\n    return i",
+        "with open(p) as f:\n        for i, line in enumerate(f):\n            print(i, line)\n    return i",
     ],
 )
 def test_other_lines_of_a_file_are_read_as_before(body, tmp_path):
