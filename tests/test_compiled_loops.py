@@ -91,11 +91,22 @@ LOOPS = {
                 best = value
                 where = i
         return np.array([best, where])""",
+    "a result that a later loop reads": """\
+        last, total = 0.0, 0.0
+        for i in range(len(x)):
+            last = last * 0.5 + x[i, 0]
+            total += last
+        for j in range(2):
+            total = total + last * j
+            last = 1.0
+        if total > 0:
+            total = total + 1
+        return np.array([total, last])""",
     "an inner loop": """\
         out = {}
         for name in ("a", "b"):
             total = 0.0
-            for i in range(5):
+            for i in range(len(x)):
                 total = total * 0.5 + x[i, 0]
             out[name] = np.array(total)
         return out""",
@@ -200,6 +211,7 @@ def test_an_index_outside_an_array_is_an_error_as_in_python(tmp_path):
         "for i in range(9):\n    if x[i] > 2:\n        return i * i\nreturn 0",
         "s = 0\nfor i in range(9):\n    s = s * 2 + other(i)\nreturn s",
         "for i in range(9):\n    yield i * i + x[i]",
+        "out = {}\nfor name in 'ab':\n    for i in range(3):\n        out[name] = x[i] * 2\nreturn out",
     ],
 )
 def test_what_numba_does_not_compile_is_left_alone(body, tmp_path):

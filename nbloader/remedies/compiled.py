@@ -38,14 +38,14 @@ FUNCTIONS = {"numpy": NUMPY, "numpy.linalg": frozenset({"norm", "det", "inv", "s
 METHODS = frozenset({"append", "sum", "mean", "max", "min", "copy", "any", "all", "argmax", "argmin", "pop", "fill"})
 """Methods that Numba compiles for arrays and lists."""
 ATTRIBUTES = frozenset({"shape", "size", "ndim", "T", "real", "imag"})
+"""Attributes of arrays that Numba knows."""
 NODES = (
     ast.Assign, ast.AugAssign, ast.AnnAssign, ast.For, ast.While, ast.If, ast.Break, ast.Continue, ast.Pass, ast.Expr,
     ast.Name, ast.Constant, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.Subscript, ast.Slice,
     ast.Tuple, ast.List, ast.ListComp, ast.comprehension, ast.Call, ast.Attribute, ast.Return, ast.keyword,
     ast.expr_context, ast.operator, ast.unaryop, ast.boolop, ast.cmpop,
 )  # fmt: skip
-
-
+"""Syntax that Numba compiles."""
 SHORT = 16
 """A loop inside another one that has at most so many steps is not worth a function of its own."""
 
@@ -146,9 +146,7 @@ def _compiled(site: Site, region: Sequence[ast.stmt], *, as_arrays: bool) -> Com
 
 def _region(site: Site, loop: ast.For | ast.While) -> list[ast.stmt]:
     """Return a loop, and the statements right before it from the first one that makes a list which the loop fills."""
-    body = next(
-        part for node in site.body for part in _bodies(node) if loop in part
-    )  # the statements among which the loop is
+    body = next(part for node in site.body for part in _bodies(node) if loop in part)
     position = body.index(loop)
     first, names = position, set(flow.read([loop]))
     for number in range(position - 1, -1, -1):
@@ -159,7 +157,7 @@ def _region(site: Site, loop: ast.For | ast.While) -> list[ast.stmt]:
             _check(site, stmt, {})
         except CannotCompileError:
             break
-        makes_list = isinstance(stmt.value, ast.List) or any(isinstance(one, ast.List) for one in ast.walk(stmt))
+        makes_list = any(isinstance(one, ast.List) for one in ast.walk(stmt))
         if makes_list and names & set(flow.assigned([stmt])):
             first = number
     return body[first : position + 1]
@@ -259,9 +257,11 @@ def _live_after(site: Site, region: Sequence[ast.stmt]) -> set[str]:
         return set(flow.read(rest))
     live: set[str] = set()
     killed: set[str] = set()
+    around = set(flow.around(site, first, flow.BRANCHES))
     for stmt in (node for node in site.body if isinstance(node, ast.stmt) and node is not site.tree):
-        if stmt.lineno <= (last.end_lineno or last.lineno) or flow.around(site, stmt, (ast.For, ast.While)):
-            continue
+        before = stmt.lineno <= (last.end_lineno or last.lineno)
+        if before or not around.issuperset(one for one in flow.around(site, stmt, flow.BRANCHES) if one is not stmt):
+            continue  # what is inside an `if` or a loop is read with it
         own = [one.target for one in ast.walk(stmt) if isinstance(one, (ast.comprehension, ast.For))]
         bound = {name.id for name in flow.inside(own) if isinstance(name, ast.Name)}
         live |= set(flow.read([stmt])) - killed - bound
