@@ -211,7 +211,7 @@ def test_an_index_outside_an_array_is_an_error_as_in_python(tmp_path):
         "for i in range(9):\n    if x[i] > 2:\n        return i * i\nreturn 0",
         "s = 0\nfor i in range(9):\n    s = s * 2 + other(i)\nreturn s",
         "for i in range(9):\n    yield i * i + x[i]",
-        "out = []\nfor name in x:\n    print(name)\n    for i in range(3):\n        out.append(name[i] * 2)\nreturn out",
+        "out = []\nfor r in x:\n    print(r)\n    for i in range(3):\n        out.append(r[i] * 2)\nreturn out",
     ],
 )
 def test_what_numba_does_not_compile_is_left_alone(body, tmp_path):
