@@ -3082,6 +3082,38 @@ def test_values_that_differ_by_more_than_rounding_are_no_remedy():
     assert replace(resampled, difference=difference(np.arange(9.0), np.arange(9.0) + 0.1)).helps
 
 
+def test_contents_are_copied_where_a_shallow_copy_is_not_enough(tmp_path):
+    source = """\
+        import copy
+        import numpy as np
+        class Board:
+            def __init__(self):
+                self.rows, self.moves, self.last = [[1, 2], [3]], {"a": np.arange(3)}, (4, [5])
+        def f(board):
+            new = copy.deepcopy(board)
+            new.rows[0][0] = 9
+            new.moves["a"][0] = 9
+            new.last[1].append(9)
+            return new
+        """
+    function = defined(tmp_path, source)
+    shallow, contents, words = changes("deep-copy", function)
+    assert [one.fallback for one in (shallow, contents, words)] == [False, True, True]
+    assert words.untried
+    kind = function.__globals__["Board"]
+    kind.__module__ = function.__globals__["__name__"]
+    board = kind()
+    new = rewritten(function, contents)(board)
+    assert type(new) is kind
+    assert difference(vars(new), vars(function(board))).equal
+    assert difference(vars(board), vars(kind())).equal, "it has not changed"
+    shared = [torch.zeros(2), np.zeros(2), {1, 2}, kind, len, memoryview(b"x")]
+    own = function.__globals__["copied"](shared[:-1])
+    assert own[0] is not shared[0]
+    assert own[1] is not shared[1]
+    assert own[2:] == shared[2:-1]
+
+
 def test_what_is_not_tried_for_lack_of_time_is_not_shown():
     late = result("a", 3.0, samples=0, problem="other trials have taken 60 s")
     assert not late.helps
