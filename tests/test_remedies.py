@@ -2036,6 +2036,14 @@ LOOPS = {
                 continue
             out.append(float(value) * 0.5)
         return out""",
+    "places from the other end": """\
+        out = np.zeros((3, 6, 7))
+        for c, wanted in enumerate((10, 99, 200)):
+            for i in range(6):
+                for j in range(7):
+                    if x[i, j] > wanted:
+                        out[c, 5 - i, 6 - j if wide else j] = 1.0
+        return out""",
     "a sum under a condition": """\
         total, counts = 0, np.zeros(3, int)
         for r in range(x.shape[0]):
@@ -2061,7 +2069,7 @@ LOOPS = {
 def test_a_python_loop_over_numbers_becomes_one_of_arrays(case, tmp_path):
     body = textwrap.indent(textwrap.dedent(LOOPS[case]), "    ")
     function = defined(
-        tmp_path, f"import math\nimport numpy as np\ntable = np.linspace(0, 1, 256)\ndef f(x):\n{body}\n"
+        tmp_path, f"import math\nimport numpy as np\nwide = True\ntable = np.linspace(0, 1, 256)\ndef f(x):\n{body}\n"
     )
     x = np.random.default_rng(0).integers(0, 256, (6, 7)).astype(np.uint8)
     found = [proposal for proposal in of_arrays(function) if proposal.code]

@@ -315,7 +315,15 @@ class _Elementwise(ast.NodeTransformer):
         return axes == 1 or self._is_flat or None in found or found >= set(range(axes))
 
     def _counter(self, node: ast.AST) -> Range | None:
-        """Return the range of a variable whose values are places, each once; None if a node is no such variable."""
+        """Return the range of a variable that alone tells a place, such as `j` or `7 - j`; None if none does."""
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "astype":
+            return self._counter(node.func.value)
+        if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Sub)):
+            sides = [side for side in (node.left, node.right) if self.varies(side)]
+            return self._counter(sides[0]) if len(sides) == 1 else None
+        if isinstance(node, ast.IfExp):  # its condition is the same for all steps
+            one, other = self._counter(node.body), self._counter(node.orelse)
+            return one if one == other else None
         found = self._ranges.get(node.id) if isinstance(node, ast.Name) else None
         return found if found is not None and found.is_position else None
 
@@ -387,7 +395,9 @@ class _Elementwise(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def visit_IfExp(self, node: ast.IfExp) -> ast.AST:
-        """Replace `a if condition else b`."""
+        """Replace `a if condition else b`, unless the condition is the same for all steps."""
+        if not self.varies(node.test):
+            return ast.IfExp(node.test, self.visit(node.body), self.visit(node.orelse))
         parts = [self.visit(one) for one in (node.test, node.body, node.orelse)]
         return ast.Call(_parsed(f"{self._np}.where"), parts, [])
 
