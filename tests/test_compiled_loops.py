@@ -102,6 +102,14 @@ LOOPS = {
         if total > 0:
             total = total + 1
         return np.array([total, last])""",
+    "items of a dict": """\
+        item = {"onsets": x[0].tolist(), "notes": [[1, 2], [3, 9], [70, 1], [2, 2], [5, 1]]}
+        near = [[0] * 5 for _ in range(5)]
+        for i in range(len(item["onsets"])):
+            for j in range(5):
+                apart = item["notes"][i][0] - item["notes"][j][0]
+                near[i][j] = max(-24, min(24, apart)) + int(item["onsets"][i] * 10)
+        return np.array(near)""",
     "an inner loop": """\
         out = {}
         for name in ("a", "b"):
@@ -188,6 +196,25 @@ def test_attributes_become_arguments_and_a_trial_finds_the_gain():
     assert best.difference.equal
     assert best.gain > 5
     assert "persistent_workers=True" in found.advice, "each new worker would compile it again"
+
+
+@needs_numba
+def test_a_cached_function_may_call_a_compiled_one(tmp_path, recwarn):
+    source = """\
+        import numba
+        @numba.njit
+        def inner(x):
+            return x * FACTOR
+        FACTOR = 2
+        def f(x):
+            return inner(x)
+        """
+    function = defined(tmp_path, source)
+    cached = nbloader.cached(function)
+    assert [cached(3), cached(3), cached(4)] == [6, 6, 8]
+    other = nbloader.cached(defined(tmp_path, source.replace("x * FACTOR", "x * 3")))
+    assert other(3) == 9
+    assert not [one for one in recwarn if "compared at each call" in str(one.message)]
 
 
 @needs_numba

@@ -104,7 +104,7 @@ ALONE: list[tuple[str, str, dict[str, Any], dict[str, Any], str]] = [
     ("computing, no core free", "workers_compute_full", COMPUTING, {"cores": 2},
      "Fetching is 97% CPU time, and the workers and the loop use 1.85 of 2 cores. More workers would not help"),
     ("computing, own use is full", "workers_compute_full", BUSY,
-     {"fetch_cpu": 0.45, "cores": 2, "usage": usage(core_wait=0.5, worker_cores=0.9)}, "Make transforms cheaper"),
+     {"fetch_cpu": 0.45, "cores": 2, "usage": usage(core_wait=0.5, worker_cores=0.9)}, "Make samples cheaper: try"),
     ("cores taken", "cores_taken", BUSY,
      {"fetch_cpu": 0.4, "cores": 2, "usage": usage(core_wait=0.5, worker_cores=0.4)}, "during 53% of their work"),
     ("collate computes", "collate", BUSY, {"fetch_ms": 10.0, "collate_ms": 85.0},
@@ -188,7 +188,7 @@ ALONE: list[tuple[str, str, dict[str, Any], dict[str, Any], str]] = [
      "There is only one core. More workers would not help."),
     ("no workers, other programs", "in_process", BUSY,
      {"place": Place.CONSUMER, "workers": 1, "fetch_cpu": 0.4, "usage": usage(consumer_core_wait=0.5)},
-     "Free the cores that other programs use, or use num_workers=2 or more. Loading is the bottleneck"),
+     "Free the cores that other programs use, or use num_workers=2 or more. Or make samples cheaper: try loader."),
     ("interpreter lock", "interpreter_lock", BUSY,
      {"place": Place.THREADS, "workers": 4, "fetch_cpu": 0.25, "usage": usage(loop_cores=1.0)}, "workers='process'"),
     ("interpreter lock, threads that cannot begin", "interpreter_lock", BUSY,
@@ -266,7 +266,7 @@ def test_no_more_workers_are_advised_where_each_core_has_one():
     found = verdict(evidence(BUSY, {"fetch_cpu": 0.7, "cores": 4, "workers": 4}))
     assert found.cause == "workers_compute"
     assert "more workers" not in found.sentence
-    assert found.sentence.startswith("Make transforms cheaper. ")
+    assert found.sentence.startswith("Make samples cheaper: try loader.remedies(). ")
 
 
 KNOWN = SlowLine(0.62, "x = np.load(path)['x']", "cell 4 line 12", "Read the file once per worker")

@@ -527,7 +527,7 @@ FILTERS = {
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("case", FILTERS)
-def test_a_data_frame_is_split_once_instead_of_filtered_for_each_sample(case, tmp_path):
+def test_rows_of_a_data_frame_are_looked_up_instead_of_filtered_for_each_sample(case, tmp_path):
     rows = {"item": ["a", "b", "a", None], "item_": ["b", "b", "a", None], "x": [3, 2, 1, 0]}
     source = f"""\
         def f(name):
@@ -587,14 +587,6 @@ def test_only_data_frames_that_last_are_converted_once(body, found, tmp_path):
     written = list({one.code: one for one in proposals("pandas-row", function)}.values())
     assert len(written) == found
     assert all(difference(function(2), rewritten(function, one)(2)).equal for one in written)
-
-
-def test_a_data_frame_without_memory_for_its_parts_is_left_alone(tmp_path, monkeypatch):
-    frame = pd.DataFrame({"item": np.arange(1000), "x": 1.0})
-    function = defined(tmp_path, "def f(name):\n    return frame[frame['item'] == name]", frame=frame)
-    assert "Later changes" in proposals("filtered-frame", function)[0].instead
-    monkeypatch.setattr("nbloader.remedies.kinds.filtered_frame.available_memory", lambda: 20_000)
-    assert proposals("filtered-frame", function) == []
 
 
 SEARCHES = {
@@ -3143,14 +3135,14 @@ def test_nothing_is_proposed_for_code_of_a_remedy(tmp_path):
     function = defined(tmp_path, f"{ROWS_WITH}\nf = rows_with")
     (site, *_rest) = sites(function)
     assert is_pasted(site, REMEDIES)
-    other = defined(tmp_path, f"{ROWS_WITH.replace('part = frame', 'part = frame.copy()')}\nf = rows_with")
+    other = defined(tmp_path, f"{ROWS_WITH.replace('frame.take', 'frame.iloc')}\nf = rows_with")
     assert not is_pasted(sites(other)[0], REMEDIES)
 
 
 def test_a_helper_that_was_pasted_before_is_left_out(tmp_path):
     source = f"{ROWS_WITH}\ndef f(name):\n    return frame[frame['item'] == name].sum()"
     frame = pd.DataFrame({"item": ["a"], "x": [1]})
-    for code, there in ((source, True), (source.replace("return part.copy()", "return part[:]"), False)):
+    for code, there in ((source, True), (source.replace("frame.take(rows)", "frame.iloc[rows]"), False)):
         function = defined(tmp_path, code, frame=frame)
         proposal = proposals("filtered-frame", function)[0]
         named = with_free_names(sites(function)[0], proposal)

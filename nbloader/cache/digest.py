@@ -413,6 +413,9 @@ class Walk:
         elif kind is FunctionType or isinstance(obj, type):
             if not self._of_library(obj):
                 self._users(obj)
+        elif kind.__module__.startswith("numba.") and isinstance(getattr(obj, "py_func", None), FunctionType):
+            self._emit(b"numba")  # what it has compiled so far follows from this
+            self.visit((obj.py_func, obj.targetoptions))
         elif kind is MethodType:
             self._emit(b"method")
             self.visit((obj.__func__, obj.__self__))

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 SMALLER = "Make batches smaller, with a smaller dtype (uint8 instead of float32) or fewer samples."
 """A remedy against large batches."""
 TRY = "try loader.remedies()"
+CHEAPER = f"Make samples cheaper: {TRY}"
+"""A remedy where no line takes most of the time."""
 SOURCE = 80
 """Maximum length of a line of code, characters."""
 
@@ -150,7 +152,8 @@ def free_cores(e: Evidence, more: str = "") -> str:
         e: The evidence.
         more: What else helps, a clause that begins with a comma.
     """
-    return _either(cheaper_line(e, ""), f"Free the cores that other programs use{more}")
+    free = f"Free the cores that other programs use{more}"
+    return _either(free, CHEAPER) if e.line is None else _either(cheaper_line(e, ""), free)
 
 
 def _either(first: str, second: str) -> str:

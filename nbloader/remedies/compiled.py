@@ -6,6 +6,7 @@ import ast
 import builtins
 import importlib.util
 import inspect
+import re
 import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
@@ -125,14 +126,17 @@ def _compiled(site: Site, region: Sequence[ast.stmt], *, as_arrays: bool) -> Com
     results = [name for name in flow.assigned(region) if name in _live_after(site, region)]
     results += [name for name in given.local if name in changed and name not in results and passing.copies(name)]
     unsure = [name for name in results if name in available and name not in flow.always_assigned(region)]
-    names = given.names_with(unsure)
+    items = _items(site, region, changed)
+    names = given.names_with(unsure) | {one.name: one.text for one in items}
+    whole = {one.container for one in items}.difference(flow.read(_without_items(given.nodes, items)))
+    names = {name: text for name, text in names.items() if name not in whole}
     if not (names or results):
         raise CannotCompileError
     name = f"compiled_{site.tree.name.strip('_') or 'loop'}"
     call = f"{name}({', '.join(map(passing.text, names.values()))})"
-    body = textwrap.indent(
-        text_of(site, region, [*given.edits, *_renamed(region, called), *_means(site, region)]), "    "
-    )
+    edits = [*given.edits, *_renamed(region, called), *_means(site, region)]
+    edits += [Edit(node, one.name) for one in items for node in one.nodes]
+    body = textwrap.indent(text_of(site, region, edits), "    ")
     end = f"\n    return {', '.join(results)}" if results and not returns else ""
     functions = "".join(f"compiled_{one} = numba.njit({one}, boundscheck=True)\n\n" for one in called)
     head = f"@numba.njit(boundscheck=True)\ndef {name}({', '.join(names)}):"
@@ -249,6 +253,46 @@ def _means(site: Site, region: Sequence[ast.stmt]) -> list[Edit]:
     return found
 
 
+class _Item(NamedTuple):
+    """`item["tokens"]` of a variable, which is looked up before the loop."""
+
+    container: str
+    name: str
+    """What it is called in the compiled function."""
+    text: str
+    nodes: list[ast.Subscript]
+
+
+def _items(site: Site, region: Sequence[ast.stmt], changed: set[str]) -> list[_Item]:
+    """Return the items of dicts that the code reads by a constant key: Numba takes no dicts."""
+    found: dict[str, _Item] = {}
+    fixed = {*flow.parameters(site), *site.function.__code__.co_varnames} - {*flow.assigned(region), *changed}
+    for node in flow.inside(region):
+        if not (isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id in fixed):
+            continue
+        key = node.slice.value if isinstance(node.slice, ast.Constant) else None
+        if isinstance(key, str):
+            name = re.sub(r"\W", "_", f"{node.value.id}_{key}")
+            text = site.text(node)
+            found.setdefault(text, _Item(node.value.id, name, text, [])).nodes.append(node)
+    return list(found.values())
+
+
+def _without_items(nodes: Sequence[ast.AST], items: Sequence[_Item]) -> list[ast.AST]:
+    """Return the names in some code, except those of containers whose items are looked up before."""
+    texts = {ast.unparse(ast.parse(one.text)) for one in items}
+    kept: list[ast.AST] = []
+    waiting = list(nodes)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Subscript) and ast.unparse(node) in texts:
+            continue
+        waiting += ast.iter_child_nodes(node)
+        if isinstance(node, ast.Name):
+            kept.append(node)
+    return kept
+
+
 def _live_after(site: Site, region: Sequence[ast.stmt]) -> set[str]:
     """Return the names that are read after the region, unless they are assigned before that."""
     first, last = region[0], region[-1]
@@ -305,7 +349,7 @@ class _Passing:
         if isinstance(known, torch.Tensor) or self._comes_from(name, "torch"):
             return f"{value}.numpy()"
         numbers = isinstance(known, (list, tuple)) and bool(known) and all(isinstance(x, (int, float)) for x in known)
-        if numbers or self.copies(name):
+        if numbers or self.copies(name) or (self._as_arrays and isinstance(node, ast.Subscript)):
             self.uses_numpy = True
             return f"{self.np.name}.asarray({value})"
         if known is UNKNOWN or isinstance(known, (np.ndarray, np.generic, int, float, str)):

@@ -102,7 +102,8 @@ def _is_in_loop(site: Site) -> bool:
 
 def _next_lines(slowest: HotLine, hot: HotLines, min_share: float) -> str:
     """Name the lines that take most time after the slowest one."""
-    others = [line for line in hot if line is not slowest and line.share >= min_share][:NEXT]
+    own = [line for line in hot if line is not slowest and not is_library(line.file)]
+    others = [line for line in own if line.share >= min_share][:NEXT]
     named = (f"{percent(line.share)} `{clean(line.source or line.function, SHOWN)}` ({line.place})" for line in others)
     return f"The next lines are {' and '.join(named)}." if others else ""
 

@@ -8,27 +8,27 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from nbloader._platform import available_memory
-from nbloader.cache.sample_cache import MEMORY_SHARE
 from nbloader.remedies import flow
 from nbloader.remedies.remedy import Proposal
 from nbloader.remedies.site import Edit, Site
 
 HELPER = '''\
-_parts = {}
+_rows_of = {}
 
 def rows_with(frame, columns, values, condition=None):
-    """The rows of a data frame with some values in columns. The frame is split once per process."""
+    """The rows of a data frame with some values in columns. Where they are is found once per process."""
     key = id(frame), *columns
-    if key not in _parts:
+    if key not in _rows_of:
         by = columns[0] if len(columns) == 1 else columns
-        _parts[key] = frame, dict(tuple(frame.groupby(by, sort=False, observed=True)))
-    part = _parts[key][1].get(values[0] if len(columns) == 1 else tuple(values))
-    if part is None:  # no row has these values, or they are of another type
+        _rows_of[key] = frame, frame.groupby(by, sort=False, observed=True).indices
+    rows = _rows_of[key][1].get(values[0] if len(columns) == 1 else tuple(values))
+    if rows is not None:
+        part = frame.take(rows)
+    else:  # no row has these values, or they are of another type
         part = frame
         for column, value in zip(columns, values):
             part = part[part[column] == value]
-    return part.copy() if condition is None else part[condition(part)]
+    return part if condition is None else part[condition(part)]
 '''
 COLUMN = '''\
 _places = {}
@@ -52,7 +52,7 @@ BETWEEN = frozenset({"between", "isin", "notna", "notnull", "isna", "isnull"})
 
 
 class FilteredFrame:
-    """`frame[(frame["item"] == x) & ...]`: a data frame that is split once by a column has the rows of each value."""
+    """`frame[(frame["item"] == x) & ...]`: the rows of each value are found once."""
 
     name = "filtered-frame"
 
@@ -71,13 +71,15 @@ class FilteredFrame:
             f"Each sample compares whole columns of the data frame with {'a value' if len(columns) == 1 else 'values'}."
         )
         instead = (
-            f"Split the data frame once, in __init__ with dict(tuple({frame}.groupby({by}))), or as below. "
-            "The parts take as much memory as the data frame. Later changes of the data frame do not reach them."
+            f"Find the rows of each value once, in __init__ with {frame}.groupby({by}).indices, or as below. "
+            "Later changes of the data frame are not noticed."
         )
         helpers = [COLUMN] if any(taken) else []
         helpers += [HELPER] if not all(taken) else []
         helper = "\n\n".join(helpers)
-        return [Proposal(why, instead, site.rewritten(*edits), helper, short=f"Split the data frame by {by} once")]
+        return [
+            Proposal(why, instead, site.rewritten(*edits), helper, short=f"Look up the rows of the data frame by {by}")
+        ]
 
 
 class _Filtered(NamedTuple):
@@ -102,7 +104,7 @@ def _filtered(site: Site, node: ast.AST) -> _Filtered | None:
         owner = owner.value
         if isinstance(test, ast.Tuple) and isinstance(column := test.elts[-1], ast.Constant):
             test, wanted = test.elts[0], str(column.value)
-    if not _fits(site.target(owner)):
+    if type(site.target(owner)).__name__ != "DataFrame":
         return None
     frame, mask = site.text(owner), None
     if isinstance(test, ast.Name):
@@ -208,14 +210,6 @@ def _of_part(site: Site, test: ast.expr, frame: str, name: str) -> str:
         node for node in ast.walk(test) if isinstance(node, (ast.Name, ast.Attribute)) and site.text(node) == frame
     ]
     return f"({site.rewritten(*(Edit(node, name) for node in owners), part=(test, test))})"
-
-
-def _fits(frame: Any) -> bool:
-    """Whether an object is a data frame that each worker has memory for."""
-    if type(frame).__name__ != "DataFrame":
-        return False
-    available = available_memory()
-    return available is None or frame.memory_usage().sum() <= available // MEMORY_SHARE
 
 
 def _column(site: Site, node: ast.expr, frame: str) -> str:
