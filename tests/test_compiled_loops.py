@@ -110,6 +110,17 @@ LOOPS = {
                 apart = item["notes"][i][0] - item["notes"][j][0]
                 near[i][j] = max(-24, min(24, apart)) + int(item["onsets"][i] * 10)
         return np.array(near)""",
+    "loops over several dicts": """\
+        found = []
+        for item in ({"a": [1, 2, 3]}, {"a": [4, 5]}):
+            for i in range(2):
+                found.append(item["a"][i])
+            sums = [0] * 9
+            for i in range(len(item["a"])):
+                for j in range(len(x)):
+                    sums[i] = sums[i] * 3 + item["a"][i] * j
+            found.append(sums)
+        return [int(one) for one in np.hstack(found)]""",
     "an inner loop": """\
         out = {}
         for name in ("a", "b"):

@@ -117,6 +117,7 @@ def _compiled(site: Site, region: Sequence[ast.stmt], *, as_arrays: bool) -> Com
     before = [node for node in site.body if isinstance(node, ast.stmt) and node.lineno < region[0].lineno]
     outer = [stmt for stmt in before if stmt is not site.tree]
     available = {*flow.parameters(site), *flow.assigned(_targets(outer)), *flow.global_values(site, region)}
+    available -= _own_counters(region)
     given = Arguments(site, region, available, by_contents=False)
     returns = [node for node in flow.inside(region) if isinstance(node, ast.Return)]
     if given.impossible or (returns and list(region) != flow.statements(site)):
@@ -127,6 +128,8 @@ def _compiled(site: Site, region: Sequence[ast.stmt], *, as_arrays: bool) -> Com
     results += [name for name in given.local if name in changed and name not in results and passing.copies(name)]
     unsure = [name for name in results if name in available and name not in flow.always_assigned(region)]
     items = _items(site, region, changed)
+    if any(_has_text_key(node) and all(node not in one.nodes for one in items) for node in flow.inside(region)):
+        raise CannotCompileError
     names = given.names_with(unsure) | {one.name: one.text for one in items}
     whole = {one.container for one in items}.difference(flow.read(_without_items(given.nodes, items)))
     names = {name: text for name, text in names.items() if name not in whole}
@@ -175,6 +178,18 @@ def _bodies(node: ast.AST) -> list[list[ast.stmt]]:
 def _targets(stmts: Sequence[ast.stmt]) -> list[ast.AST]:
     """Return statements without their bodies: of a loop around the region, only its variable."""
     return [stmt.target if isinstance(stmt, ast.For) else stmt for stmt in stmts if not isinstance(stmt, ast.While)]
+
+
+def _own_counters(region: Sequence[ast.stmt]) -> set[str]:
+    """Return the variables of loops in the region that are read only inside these loops."""
+    loops = [node for node in flow.inside(region) if isinstance(node, ast.For)]
+    found = set()
+    for name in flow.assigned([loop.target for loop in loops]):
+        own = [loop for loop in loops if name in flow.assigned([loop.target])]
+        reads = [node for node in flow.inside(region) if isinstance(node, ast.Name) and node.id == name]
+        if all(any(node in set(ast.walk(loop)) for loop in own) for node in reads):
+            found.add(name)
+    return found
 
 
 def _check(site: Site, node: ast.AST, called: dict[str, FunctionType]) -> None:
@@ -270,12 +285,17 @@ def _items(site: Site, region: Sequence[ast.stmt], changed: set[str]) -> list[_I
     for node in flow.inside(region):
         if not (isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id in fixed):
             continue
-        key = node.slice.value if isinstance(node.slice, ast.Constant) else None
-        if isinstance(key, str):
-            name = re.sub(r"\W", "_", f"{node.value.id}_{key}")
+        if _has_text_key(node):
+            name = f"{node.value.id}_" + re.sub(r"\W+|'", "_", ast.unparse(node.slice)).strip("_")
             text = site.text(node)
             found.setdefault(text, _Item(node.value.id, name, text, [])).nodes.append(node)
     return list(found.values())
+
+
+def _has_text_key(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str)
+    )
 
 
 def _without_items(nodes: Sequence[ast.AST], items: Sequence[_Item]) -> list[ast.AST]:
@@ -298,7 +318,8 @@ def _live_after(site: Site, region: Sequence[ast.stmt]) -> set[str]:
     first, last = region[0], region[-1]
     if [one for one in flow.around(site, first, (ast.For, ast.While)) if one is not first]:
         rest = [node for node in site.body if isinstance(node, ast.Name) and not _is_inside(node, first, last)]
-        return set(flow.read(rest))
+        loops = [node for node in site.body if isinstance(node, ast.For) and not _is_inside(node, first, last)]
+        return set(flow.read(rest)) - set(flow.assigned([loop.target for loop in loops]))
     live: set[str] = set()
     killed: set[str] = set()
     around = set(flow.around(site, first, flow.BRANCHES))
