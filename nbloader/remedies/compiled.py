@@ -139,6 +139,7 @@ def _compiled(site: Site, region: Sequence[ast.stmt], *, as_arrays: bool) -> Com
     call = f"{name}({', '.join(map(passing.text, names.values()))})"
     edits = [*given.edits, *_renamed(region, called), *_means(site, region)]
     edits += [Edit(node, one.name) for one in items for node in one.nodes]
+    edits += passing.arrays(region)
     body = textwrap.indent(text_of(site, region, edits), "    ")
     end = f"\n    return {', '.join(results)}" if results and not returns else ""
     functions = "".join(f"compiled_{one} = numba.njit({one}, boundscheck=True)\n\n" for one in called)
@@ -376,6 +377,31 @@ class _Passing:
         if known is UNKNOWN or isinstance(known, (np.ndarray, np.generic, int, float, str)):
             return value
         raise CannotCompileError
+
+    def arrays(self, region: Sequence[ast.stmt]) -> list[Edit]:
+        """Return what to write instead of `[0] * n` and `[[0] * n for _ in range(m)]` if arrays are wanted."""
+        found = []
+        for node in flow.inside(region):
+            value = node.value if isinstance(node, ast.Assign) and self._as_arrays else None
+            if isinstance(value, ast.ListComp) and len(value.generators) == 1 and not value.generators[0].ifs:
+                count = value.generators[0].iter
+                ranged = isinstance(count, ast.Call) and self._site.text(count.func) == "range" and len(count.args) == 1
+                if ranged and (row := self._filled(value.elt)):
+                    shape = f"({self._site.text(count.args[0])}, {row[0]})"  # type: ignore[attr-defined]
+                    found.append(Edit(value, f"{self.np.name}.full({shape}, {row[1]})"))
+            elif value is not None and (row := self._filled(value)):
+                found.append(Edit(value, f"{self.np.name}.full({row[0]}, {row[1]})"))
+        self.uses_numpy |= bool(found)
+        return found
+
+    def _filled(self, node: ast.expr) -> tuple[str, str] | None:
+        """Return the length of a list such as `[0] * n`, and what it is filled with; None if it is something else."""
+        if not (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult) and isinstance(node.left, ast.List)):
+            return None
+        items = node.left.elts
+        if len(items) != 1 or not isinstance(items[0], ast.Constant) or isinstance(items[0].value, str):
+            return None
+        return self._site.text(node.right), self._site.text(items[0])
 
     def copies(self, name: str) -> bool:
         """Whether a variable is passed as an array, so that changes in place are not those of the variable itself."""
