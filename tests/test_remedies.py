@@ -23,6 +23,7 @@ import threading
 import time
 import types
 import warnings
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -39,6 +40,7 @@ from nbloader.events.stack_samples import CodeLine, StackCount
 from nbloader.loader.remedy_search import Samples, Scout, _limit, _rank, _saved, results_of, search
 from nbloader.metrics.hot_lines import HotLine, HotLines, find_hot_lines
 from nbloader.remedies.advice import Advice, short_advice
+from nbloader.remedies.cached_calls import counted_calls
 from nbloader.remedies.changed_lines import changed_lines
 from nbloader.remedies.difference import difference
 from nbloader.remedies.free_names import with_free_names
@@ -3304,6 +3306,37 @@ def test_the_results_of_a_cache_are_estimated_from_the_arguments_that_samples_sh
     files = samples / per_file
     assert 0.6 * files <= np.median(estimates) <= 1.7 * files
     assert max(estimates) <= samples
+
+
+@pytest.mark.parametrize(("population", "each"), [(1, 1), (500, 4), (500, 20), (4000, 20), (10**9, 4)])
+@pytest.mark.parametrize("own", [False, True])
+def test_the_results_of_a_cache_are_estimated_from_the_calls_of_a_trial(population, each, own):
+    draw = random.Random(0)
+    keys = Counter()
+    for sample in range(90):
+        keys.update(draw.randrange(population) for _ in range(each))
+        keys.update([f"own {sample}"] * own)  # an argument that no other sample has
+    once, twice = (sum(count == times for count in keys.values()) for times in (1, 2))
+    tried = Kept(1, len(keys), 90, keys.total(), len(keys), once, twice)
+    samples = 20_000
+    expected = min(population, samples * each) + samples * own
+    assert results_of(samples, tried) < 1.7 * expected
+    least = len(keys) if own else 0.6 * expected  # a lower bound where only some calls share arguments
+    assert results_of(samples, tried) >= least
+
+
+def test_only_calls_of_the_own_cached_function_are_counted():
+    helper = "@nbloader.cached\ndef own(x, y=0):\n    return x"
+    names = {"nbloader": nbloader}
+    exec(helper + "\n@nbloader.cached\ndef other(x):\n    return x", names)
+    with counted_calls(names, helper) as keys:
+        for value in (1, 1, "a", np.zeros(3), np.zeros(3), [torch.zeros(2)], {"k": 1}):
+            names["own"](value)
+            names["other"](value)
+        names["own"](1, y=2)
+    assert keys.total() == 8
+    assert sorted(keys.values()) == [1, 1, 1, 1, 2, 2]
+    assert sys.getprofile() is None
 
 
 def test_a_cache_with_several_results_per_sample_needs_room_for_all():

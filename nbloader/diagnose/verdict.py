@@ -23,7 +23,7 @@ def verdict(e: Evidence) -> Verdict:
     first, *second = find_causes(e)
     once = ""
     if first.cause is not STARTUP and e.completed < 1 and e.startup_wait >= LARGE_START:
-        once = f" Start-up took {duration(e.first_wait * e.seconds)}, once per epoch."
+        once = f" Start-up took {duration(e.first_wait * e.seconds)}."
         e = after_startup(e)
         first, *second = find_causes(e)
     remedy = first.cause.remedy(e)

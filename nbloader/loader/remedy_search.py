@@ -507,23 +507,28 @@ def _fitting(found: RemedyResult, samples: int) -> RemedyResult:
 
 
 def results_of(samples: int, tried: Kept) -> float:
-    """Estimate how many results a cache keeps for all samples, if every result belongs to as many calls.
+    """Estimate how many results a cache keeps for all samples.
 
-    Of `found` results, a trial of `n` of all `N` calls misses one with the probability (1 - n / N) ** (N / found).
+    Of the calls that were counted, the arguments that occurred once or twice tell how many have not occurred yet
+    (Chao 1984, bias-corrected). This is a lower bound if only some samples share arguments. If the calls were not counted, each result is assumed to belong to as many samples: a
+    trial of `n` of all `N` samples misses one of `found` results with the probability (1 - n / N) ** (N / found).
 
     Args:
         samples: Number of all samples.
         tried: What the cache kept for some of them, drawn at random.
     """
-    calls, results = (tried.calls, tried.computed) if tried.calls else (tried.samples, tried.results)
-    whole = samples * calls / max(1, tried.samples)
-    if results >= calls:
-        return samples * results / max(1, tried.samples)
+    if tried.calls:
+        most = samples * tried.computed / max(1, tried.samples)
+        if tried.computed >= tried.calls:
+            return most
+        return min(most, tried.computed + tried.once * (tried.once - 1) / (2 * (tried.twice + 1)))
+    if tried.results >= tried.samples:
+        return samples * tried.results / max(1, tried.samples)
     missed = max(0.0, 1 - tried.samples / samples)
-    low, high = float(results), whole
+    low, high = float(tried.results), float(samples)
     while high - low > 0.5:  # noqa: PLR2004 - a half result
         found = (low + high) / 2
-        if found * (1 - missed ** (whole / found)) < results:
+        if found * (1 - missed ** (samples / found)) < tried.results:
             low = found
         else:
             high = found

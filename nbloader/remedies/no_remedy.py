@@ -87,9 +87,16 @@ def _hint(here: Sequence[Site], inside: str) -> str:
         )
     if inside and inside != "numpy" and inside not in sys.stdlib_module_names:
         return f"Call {inside} for less: for smaller arrays, or once for what several samples share."
+    if any(_calls_compiled(site) for site in here):
+        return "It calls a compiled function. The first call in each process compiles it, which takes seconds."
     if any(_is_in_loop(site) for site in here):
         return "It runs in a Python loop: a few NumPy calls on whole arrays often take a fraction of the time."
     return ""
+
+
+def _calls_compiled(site: Site) -> bool:
+    """Whether the slow line calls a function that Numba compiles."""
+    return any(isinstance(node, ast.Call) and hasattr(site.target(node.func), "py_func") for node in site.nodes)
 
 
 def _is_in_loop(site: Site) -> bool:

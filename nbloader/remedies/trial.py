@@ -14,6 +14,7 @@ import contextlib
 import linecache
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,7 @@ from nbloader._util import rng
 from nbloader._util.rng import mix
 from nbloader.cache import process_cache
 from nbloader.metrics.hot_lines import HotLine
+from nbloader.remedies.cached_calls import counted_calls
 from nbloader.remedies.difference import Difference, difference
 from nbloader.remedies.pictures import Pictures, pictures_of
 from nbloader.remedies.remedy import Proposal
@@ -73,7 +75,11 @@ class Kept(NamedTuple):
     calls: int = 0
     """Number of calls of the cached function for these samples; 0 if they were not counted."""
     computed: int = 0
-    """Number of these calls whose results were not in the cache."""
+    """Number of different arguments in these calls."""
+    once: int = 0
+    """Number of arguments that occurred once."""
+    twice: int = 0
+    """Number of arguments that occurred twice."""
 
 
 NOTHING_KEPT = Kept()
@@ -108,7 +114,6 @@ def _is_far_slower(measured: Sequence[Measured]) -> bool:
 class _Counts(NamedTuple):
     """What the sample cache has counted, and what it keeps."""
 
-    calls: int = 0
     misses: int = 0
     nbytes: int = 0
     entries: int = 0
@@ -158,10 +163,8 @@ class Trial:
     """By position: what the present code has produced, if the rewritten code changes the process for good."""
     _before: _Counts = field(default=_Counts(), init=False, repr=False)
     """The contents of the cache of samples before the trial."""
-    _calls: int = field(default=0, init=False, repr=False)
-    """See `Kept`."""
-    _computed: int = field(default=0, init=False, repr=False)
-    """See `Kept`."""
+    _keys: Counter[Any] = field(default_factory=Counter, init=False, repr=False)
+    """The arguments with which the cached function was called while samples were produced for the first time."""
     _parts: dict[str, None] = field(default_factory=dict, init=False, repr=False)
     """See `Measured`."""
     _made: dict[int, int] = field(default_factory=dict, init=False, repr=False)
@@ -209,8 +212,9 @@ class Trial:
             else:
                 usual = self._run(None, indices, seed)
                 made = self._run(self._new, indices, seed)
-            # If arguments are drawn at random, the cache did not have all results.
-            filled = self._run(self._new, indices, seed).cost if self._cached.misses > missed else None
+            # If arguments are drawn at random from a few, the cache did not have all results yet.
+            shared = len(self._keys) < self._keys.total() and self._cached.misses > missed
+            filled = self._run(self._new, indices, seed).cost if shared else None
             begin = time.perf_counter()
             batch = self._in_loop(made.batch, usual.batch)
             loop = time.perf_counter() - begin if self.proposal.loop else 0.0
@@ -226,21 +230,23 @@ class Trial:
     def _cached(self) -> _Counts:
         """What the cache has counted and keeps, if the rewritten code has one."""
         now = process_cache.gauge() if self.proposal.saves == "later" else None
-        return _Counts() if now is None else _Counts(now.hits + now.misses, now.misses, now.nbytes, now.entries)
+        return _Counts() if now is None else _Counts(now.misses, now.nbytes, now.entries)
 
     def _fill(self, indices: Any, seed: int) -> None:
         """Produce samples for the first time, which fills the cache."""
-        before = self._cached
-        self._run(self._new, indices, seed)
-        now = self._cached
-        self._calls += now.calls - before.calls
-        self._computed += now.misses - before.misses
+        if self.proposal.saves != "later":
+            self._run(self._new, indices, seed)
+            return
+        with counted_calls(_globals(self._new), self.proposal.helper) as keys:
+            self._run(self._new, indices, seed)
+        self._keys += keys
 
     def _kept(self) -> Kept:
         """Return what the cache keeps since the trial began."""
         before, now = self._before, self._cached
         nbytes, entries = now.nbytes - before.nbytes, now.entries - before.entries
-        return Kept(nbytes, entries, sum(self._made.values()), self._calls, self._computed)
+        once, twice = (sum(count == times for count in self._keys.values()) for times in (1, 2))
+        return Kept(nbytes, entries, sum(self._made.values()), self._keys.total(), len(self._keys), once, twice)
 
     def _prepare(self, first: Any) -> None:
         """Rewrite the function, and have it do what it does once per process."""

@@ -20,7 +20,10 @@ WHY = "This loop computes one number at a time, in Python."
 INSTEAD = "Let NumPy compute the whole array at once."
 BITS = " Integers then have 64 bits, so larger results would be wrong."
 SHORT = "Compute the whole array with NumPy instead of a Python loop"
-COMPILE = "Compile it with Numba. Each worker does that once, for its first sample."
+COMPILE = (
+    "Compile it with Numba. The first call takes seconds. Make one sample or batch in the notebook before the loop, "
+    "and forked workers need not compile it again."
+)
 SHORT_COMPILE = "Compile the loop with Numba"
 WHY_FUNCTION = "This function computes one number at a time, in Python."
 MAKES_ARRAYS = ("array", "asarray", "tensor", "as_tensor")
