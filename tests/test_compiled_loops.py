@@ -207,6 +207,8 @@ def test_attributes_become_arguments_and_a_trial_finds_the_gain():
     assert best.difference.equal
     assert best.gain > 5
     assert "persistent_workers=True" in found.advice, "each new worker would compile it again"
+    assert best.once > 0.1, "it was compiled"
+    assert ("more for its first samples" in best.measurement()) == (best.once >= 1)
 
 
 @needs_numba

@@ -37,7 +37,7 @@ from PIL import Image
 import nbloader
 from nbloader.diagnose.what_if import Prediction
 from nbloader.events.stack_samples import CodeLine, StackCount
-from nbloader.loader.remedy_search import Samples, Scout, _limit, _rank, _saved, results_of, search
+from nbloader.loader.remedy_search import Samples, Scout, _limit, _rank, _saved, _to_merge, results_of, search
 from nbloader.metrics.hot_lines import HotLine, HotLines, find_hot_lines
 from nbloader.remedies.advice import Advice, short_advice
 from nbloader.remedies.cached_calls import counted_calls
@@ -3139,6 +3139,15 @@ def test_nothing_is_proposed_for_code_of_a_remedy(tmp_path):
     assert is_pasted(site, REMEDIES)
     other = defined(tmp_path, f"{ROWS_WITH.replace('frame.take', 'frame.iloc')}\nf = rows_with")
     assert not is_pasted(sites(other)[0], REMEDIES)
+
+
+def test_remedies_for_one_function_that_do_not_exclude_each_other_are_to_be_merged():
+    first, second, third = (result(name, 2.0, [line]) for name, line in (("a", 2), ("b", 5), ("c", 5)))
+    coded = [replace(one, proposal=one.proposal._replace(code="def f(): pass")) for one in (first, second, third)]
+    (text,) = _to_merge(coded[:2])
+    assert text.startswith("Several remedies change `__getitem__`, each at its own lines: merge them")
+    assert _to_merge(coded[1:]) == [], "they are alternatives"
+    assert _to_merge(coded[:1]) == []
 
 
 def test_a_helper_that_was_pasted_before_is_left_out(tmp_path):

@@ -316,10 +316,24 @@ def search(
     note = (
         "" if helping else why_none(lines[0], sites, hot, _remains(cache=cache, more_workers=more_workers), MIN_SHARE)
     )
-    advice = [PERSISTENT] if new_workers and any(one.proposal.keeps_in_worker for one in helping) else []
+    advice = _to_merge(helping)
+    advice += [PERSISTENT] if new_workers and any(one.proposal.keeps_in_worker for one in helping) else []
     if helping and not any(_is_same_function(one.line, lines[0]) for one in helping):
         advice.insert(0, why_none(lines[0], sites, hot, (), MIN_SHARE))
     return Remedies(helping, note, useless, " ".join(advice))
+
+
+def _to_merge(helping: Sequence[RemedyResult]) -> list[str]:
+    """Say which functions several remedies rewrite at different lines: each code has only its own change."""
+    pairs = (
+        (one, other) for one, other in itertools.combinations(helping, 2) if one.proposal.code and other.proposal.code
+    )
+    both = [one for one, other in pairs if _is_same_function(one.line, other.line) and not one.excludes(other)]
+    names = dict.fromkeys(f"`{one.line.function.rpartition('.')[2]}`" for one in both)
+    return [
+        f"Several remedies change {name}, each at its own lines: merge them, or paste one and call remedies() again."
+        for name in names
+    ]
 
 
 def _is_same_function(one: HotLine, other: HotLine) -> bool:
@@ -510,8 +524,9 @@ def results_of(samples: int, tried: Kept) -> float:
     """Estimate how many results a cache keeps for all samples.
 
     Of the calls that were counted, the arguments that occurred once or twice tell how many have not occurred yet
-    (Chao 1984, bias-corrected). This is a lower bound if only some samples share arguments. If the calls were not counted, each result is assumed to belong to as many samples: a
-    trial of `n` of all `N` samples misses one of `found` results with the probability (1 - n / N) ** (N / found).
+    (Chao 1984, bias-corrected). This is a lower bound if only some samples share arguments. If the calls were not
+    counted, each result is assumed to belong to as many samples: a trial of `n` of all `N` samples misses one of
+    `found` results with the probability (1 - n / N) ** (N / found).
 
     Args:
         samples: Number of all samples.

@@ -27,6 +27,8 @@ MIN_GAIN = 1.1
 """A remedy is not shown if it gains less, for a sample or for the loop, or loses."""
 LATER_GAIN = 1.2
 """Smallest gain of a cache that takes memory and gains only from the second epoch on."""
+ONCE = 1.0
+"""What each worker does once is named from so many seconds on."""
 CLEAR_GAIN = 1.5
 """A remedy whose samples gain as much is shown whatever is predicted for the loop."""
 MIN_SAVED = 5e-6
@@ -78,6 +80,8 @@ class RemedyResult:
     """Number of calls of all samples for each result that the cache keeps."""
     filled: Cost | None = None
     """What a sample takes once the cache has all results; None if that is `after`."""
+    once: float = 0.0
+    """How much longer the first samples take in each process, seconds: something is compiled, read or sorted then."""
     in_class: str = ""
     """Name of the class whose method is rewritten; "" if the function is no method."""
     changed: frozenset[int] = frozenset()
@@ -211,6 +215,8 @@ class RemedyResult:
             text += f" The loop takes {duration(self.loop)} more per sample on the CPU, less on a GPU."
         if self.kept:
             text += f" {self._memory()}"
+        if self.once >= ONCE:
+            text += f" Each worker needs {duration(self.once)} more for its first samples."
         if self.prediction is not None and self._speedup is not None:
             later = " from the second epoch on" if self.gains_later else ""
             text += f" The loop would be {self.prediction.gain(' as fast')}{later}."
@@ -421,7 +427,7 @@ def summed(line: HotLine, name: str, proposal: Proposal, measured: Sequence[Meas
         line, name, proposal, samples, before, after, apart, loop=sum(one.loop for one in measured) / samples,
         parts=measured[0].parts, pictures=max(drawn, key=lambda pictures: pictures.mean, default=None),
         cached=max((one.kept for one in measured), key=lambda kept: kept.samples, default=NOTHING_KEPT),
-        filled=filled,
+        filled=filled, once=min(one.once for one in measured),
     )  # fmt: skip
 
 

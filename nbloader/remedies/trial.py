@@ -104,6 +104,8 @@ class Measured(NamedTuple):
     """The parts of the batch that the loop computes, such as `["image"]`; `""` is the whole batch."""
     filled: Cost | None = None
     """What the rewritten code takes once its cache has all results; None if that is `after`."""
+    once: float = 0.0
+    """How much longer its first samples took in this process, seconds."""
 
 
 def _is_far_slower(measured: Sequence[Measured]) -> bool:
@@ -165,6 +167,8 @@ class Trial:
     """The contents of the cache of samples before the trial."""
     _keys: Counter[Any] = field(default_factory=Counter, init=False, repr=False)
     """The arguments with which the cached function was called while samples were produced for the first time."""
+    _first: float = field(default=0.0, init=False, repr=False)
+    """What the first group took, seconds."""
     _parts: dict[str, None] = field(default_factory=dict, init=False, repr=False)
     """See `Measured`."""
     _made: dict[int, int] = field(default_factory=dict, init=False, repr=False)
@@ -223,8 +227,9 @@ class Trial:
         apart = difference(usual.batch, batch)
         pictures = None if apart.equal or apart.problem else pictures_of(usual.batch, batch)
         return Measured(
-            len(indices), usual.cost, made.cost, apart, "", loop, pictures, self._kept(), tuple(self._parts), filled
-        )
+            len(indices), usual.cost, made.cost, apart, "", loop, pictures, self._kept(), tuple(self._parts), filled,
+            self._once(len(first), (usual if self.proposal.saves == "later" else made).cost.seconds / len(indices)),
+        )  # fmt: skip
 
     @property
     def _cached(self) -> _Counts:
@@ -240,6 +245,10 @@ class Trial:
         with counted_calls(_globals(self._new), self.proposal.helper) as keys:
             self._run(self._new, indices, seed)
         self._keys += keys
+
+    def _once(self, samples: int, each: float) -> float:
+        """Return how much longer the first samples took than later ones that are not in a cache."""
+        return max(0.0, self._first - samples * each)
 
     def _kept(self) -> Kept:
         """Return what the cache keeps since the trial began."""
@@ -261,7 +270,9 @@ class Trial:
             raise CannotTryError("the function of the line was not found in the worker")
         self._before = self._cached
         self._new = _swap(site, self.proposal)
+        begin = time.perf_counter()
         self._fill(first, SEED)
+        self._first = time.perf_counter() - begin
 
     def _run(self, new: _Swap | None, indices: Any, seed: int) -> _Made:
         rng.seed_everything(seed)
