@@ -3141,6 +3141,19 @@ def test_nothing_is_proposed_for_code_of_a_remedy(tmp_path):
     assert not is_pasted(sites(other)[0], REMEDIES)
 
 
+CALLS_KEPT = "def f(x):\n    return same_each_epoch(x)"
+
+
+def test_a_helper_of_names_that_the_module_has_is_compared(tmp_path):
+    helper = "@nbloader.cached\ndef same_each_epoch(x):\n    return x + 1"
+    function = defined(tmp_path, f"import nbloader\n{helper}\ndef f(x):\n    return len(str(x))")
+    site = sites(function)[0]
+    same = with_free_names(site, nbloader.remedies.remedy.Proposal("Why.", "Instead.", CALLS_KEPT, helper))
+    assert same.helper == ""
+    other = nbloader.remedies.remedy.Proposal("Why.", "Instead.", CALLS_KEPT, helper.replace("+ 1", "+ 2"))
+    assert "def same_each_epoch_2(x)" in with_free_names(site, other).helper
+
+
 def test_remedies_for_one_function_that_do_not_exclude_each_other_are_to_be_merged():
     first, second, third = (result(name, 2.0, [line]) for name, line in (("a", 2), ("b", 5), ("c", 5)))
     coded = [replace(one, proposal=one.proposal._replace(code="def f(): pass")) for one in (first, second, third)]

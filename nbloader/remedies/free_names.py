@@ -46,12 +46,13 @@ def _pasted_before(function: FunctionType, helper: str) -> list[str]:
         return []
     names = [node.name for node in ast.parse(helper).body if isinstance(node, ast.FunctionDef)]
     before = function.__globals__
-    after: dict[str, Any] = {}
+    after = dict(before)
     if not names or not all(name in before for name in names):
         return []
     with contextlib.suppress(ImportError):
         exec(compile(helper, "<nbloader remedy>", "exec"), after)  # noqa: S102 - of a remedy
-    same = [name for name in names if _code(before[name]) == _code(after.get(name)) is not None]
+    new = [name for name in names if after[name] is not before[name]]
+    same = [name for name in new if _code(before[name]) == _code(after[name]) is not None]
     return names if len(same) == len(names) else []
 
 
