@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from nbloader._util.format import duration
 from nbloader.diagnose.causes.startup import STARTUP
 from nbloader.diagnose.findings import LARGE_START, after_startup, find_causes
+from nbloader.diagnose.parts import SMALL_WAIT, Part
 from nbloader.diagnose.phrases import of_wait, slowest_line
 from nbloader.metrics.snapshot import Verdict
 
@@ -22,10 +23,12 @@ def verdict(e: Evidence) -> Verdict:
     """State what limited the loop over a span, as a word and as a sentence."""
     first, *second = find_causes(e)
     once = ""
-    if first.cause is not STARTUP and e.completed < 1 and e.startup_wait >= LARGE_START:
-        once = f" Start-up took {duration(e.first_wait * e.seconds)}."
-        e = after_startup(e)
-        first, *second = find_causes(e)
+    if first.cause is not STARTUP and e.completed < 1:
+        if e.startup_wait >= LARGE_START:
+            once = f" Start-up took {duration(e.first_wait * e.seconds)}."
+        if once or (Part.STEPS in first.cause.takes and e.wait_share >= SMALL_WAIT):
+            e = after_startup(e)
+            first, *second = find_causes(e)
     remedy = first.cause.remedy(e)
     text = first.cause.sentence(e) + (slowest_line(e) if first.cause.names_line else "")
     also = ""
