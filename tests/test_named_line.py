@@ -215,7 +215,8 @@ def test_the_slowest_line_of_a_loop_is_named_on_request(workers):
         s = loader.stats()
         assert s.epoch_verdict.cause == "consumer_python", s.verdict
         place = rf"\(\S*test_named_line\.py:{number}\)"
-        told = rf"[Kk]eep values as tensors, and convert them once after the loop {place}\. Your loop is the bottleneck"
+        cores = r"(, or free the cores that other programs use)?"  # on a busy machine
+        told = rf"[Kk]eep values as tensors, and convert them once after the loop {place}{cores}\. Your loop is the"
         assert re.search(told, s.epoch_verdict.sentence), s.verdict
         told = rf"\d+% of that time is spent in `return sum\(int\(value\.item\(\) > 0\) .*` {place}\."
         assert re.search(told, s.epoch_verdict.sentence), s.verdict
