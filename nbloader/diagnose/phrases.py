@@ -125,10 +125,10 @@ def line_remedy(e: Evidence, *, waits: bool = False) -> str:
     return f"{own} ({place}), as loader.remedies() {'has shown' if e.line.is_tried else 'shows'}" if own else ""
 
 
-def cheaper_line(e: Evidence, unknown: str) -> str:
-    """What makes the slowest line cheaper, or the call that may find something; `unknown` if no line is known."""
+def cheaper_line(e: Evidence) -> str:
+    """What makes the slowest line cheaper, or the call that may find something."""
     if e.line is None:
-        return unknown
+        return CHEAPER
     if e.line.is_kept:
         return f"Let the cache fill: {clean(e.line.place, SOURCE)} runs once for each result that it keeps"
     own = f"Make the slowest line cheaper ({clean(e.line.place, SOURCE)})"
@@ -153,7 +153,7 @@ def free_cores(e: Evidence, more: str = "") -> str:
         more: What else helps, a clause that begins with a comma.
     """
     free = f"Free the cores that other programs use{more}"
-    return _either(free, CHEAPER) if e.line is None else _either(cheaper_line(e, ""), free)
+    return _either(free, CHEAPER) if e.line is None else _either(cheaper_line(e), free)
 
 
 def _either(first: str, second: str) -> str:

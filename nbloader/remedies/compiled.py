@@ -92,16 +92,6 @@ def _is_short(loop: ast.For | ast.While) -> bool:
     return isinstance(count, int) and count <= SHORT
 
 
-def compiled_function(site: Site) -> list[Compiled]:
-    """Return the ways to write a function without loops that calls its compiled self."""
-    if site.owner is not None or any(isinstance(node, flow.COMPREHENSIONS) for node in site.body):
-        return []
-    try:
-        return _ways(site, flow.statements(site))
-    except CannotCompileError:
-        return []
-
-
 def _ways(site: Site, region: Sequence[ast.stmt]) -> list[Compiled]:
     """Pass what is not known to be an array as it is, and, in a second way, as an array."""
     ways = [_compiled(site, region, as_arrays=as_arrays) for as_arrays in (False, True)]
@@ -112,6 +102,8 @@ def _compiled(site: Site, region: Sequence[ast.stmt], *, as_arrays: bool) -> Com
     called: dict[str, FunctionType] = {}
     for stmt in region:
         _check(site, stmt, called)
+    if any(isinstance(node, ast.Return) for node in flow.inside(region)):
+        raise CannotCompileError
     if not are_whole_lines(site, region) or inspect.isgeneratorfunction(site.function):
         raise CannotCompileError
     before = [node for node in site.body if isinstance(node, ast.stmt) and node.lineno < region[0].lineno]
@@ -119,8 +111,7 @@ def _compiled(site: Site, region: Sequence[ast.stmt], *, as_arrays: bool) -> Com
     available = {*flow.parameters(site), *flow.assigned(_targets(outer)), *flow.global_values(site, region)}
     available -= _own_counters(region)
     given = Arguments(site, region, available, by_contents=False)
-    returns = [node for node in flow.inside(region) if isinstance(node, ast.Return)]
-    if given.impossible or (returns and list(region) != flow.statements(site)):
+    if given.impossible:
         raise CannotCompileError
     passing = _Passing(site, region, as_arrays=as_arrays)
     changed = {root.id for stmt in region for one in changed_in_place(stmt) if (root := root_of(one)) is not None}
@@ -141,11 +132,11 @@ def _compiled(site: Site, region: Sequence[ast.stmt], *, as_arrays: bool) -> Com
     edits += [Edit(node, one.name) for one in items for node in one.nodes]
     edits += passing.arrays(region)
     body = textwrap.indent(text_of(site, region, edits), "    ")
-    end = f"\n    return {', '.join(results)}" if results and not returns else ""
+    end = f"\n    return {', '.join(results)}" if results else ""
     functions = "".join(f"compiled_{one} = numba.njit({one}, boundscheck=True)\n\n" for one in called)
     head = f"@numba.njit(boundscheck=True)\ndef {name}({', '.join(names)}):"
     imports = "import numba\n" + (f"{passing.np.helper}\n" if passing.np.helper and passing.uses_numpy else "")
-    first = f"return {call}" if returns else f"{', '.join(results)} = {call}" if results else call
+    first = f"{', '.join(results)} = {call}" if results else call
     lines = site.source.splitlines(keepends=True)
     last = region[-1].end_lineno or region[-1].lineno
     code = [*lines[: region[0].lineno - 1], " " * region[0].col_offset + first + "\n", *lines[last:]]

@@ -8,7 +8,6 @@ from nbloader._util.format import number, plural
 from nbloader.diagnose.causes.base import Cause, Remedy, always
 from nbloader.diagnose.parts import Part
 from nbloader.diagnose.phrases import (
-    CHEAPER,
     cheaper_line,
     cpu_share,
     is_one_round,
@@ -56,14 +55,14 @@ def _remedy(e: Evidence) -> Remedy:
     if is_one_round(e):
         return Remedy(one_round_remedy(e), more_workers=False)
     if not e.elsewhere and e.workers >= e.cores:  # each core has its worker already
-        return Remedy(f"{cheaper_line(e, CHEAPER)}.", more_workers=None)
+        return Remedy(f"{cheaper_line(e)}.", more_workers=None)
     cheaper = "" if line_remedy(e) else ", or make transforms cheaper"
     return Remedy(with_line_remedy(e, f"Use more workers, up to {usable_cores(e)}{cheaper}"), more_workers=True)
 
 
 def _remedy_full(e: Evidence) -> Remedy:
     where = ", or add machines" if e.elsewhere else ""
-    return Remedy(f"{cheaper_line(e, CHEAPER)}{where}.", more_workers=None if e.elsewhere else False)
+    return Remedy(f"{cheaper_line(e)}{where}.", more_workers=None if e.elsewhere else False)
 
 
 COMPUTE = Cause(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from nbloader._util.format import percent
 from nbloader.diagnose.causes.base import Cause, Remedy
 from nbloader.diagnose.parts import MAJORITY, Part, own_ms
-from nbloader.diagnose.phrases import CHEAPER, cheaper_line, cpu_share, free_cores, millis, waits, with_line_remedy
+from nbloader.diagnose.phrases import cheaper_line, cpu_share, free_cores, millis, waits, with_line_remedy
 from nbloader.diagnose.work import CONTENDED, Work, split_work
 from nbloader.metrics.evidence import Evidence, Place
 
@@ -36,7 +36,7 @@ def _one_core(e: Evidence) -> bool:
 def _remedy(e: Evidence) -> Remedy:
     computing = _larger_part(e)
     if _one_core(e):
-        return Remedy(f"{cheaper_line(e, CHEAPER)}.", more_workers=False)
+        return Remedy(f"{cheaper_line(e)}.", more_workers=False)
     if computing.queued >= CONTENDED and computing.queued > computing.waiting:
         return Remedy(free_cores(e, ", or use num_workers=2 or more"), more_workers=True)
     workers = "Use num_workers=2 or more, so that several batches are produced at the same time"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from nbloader._util.format import percent
-from nbloader.remedies.compiled import compiled_function, compiled_loop, is_installed
+from nbloader.remedies.compiled import compiled_loop, is_installed
 from nbloader.remedies.remedy import Proposal
 from nbloader.remedies.site import Edit, Site
 from nbloader.remedies.vectorize import (
@@ -25,7 +25,6 @@ COMPILE = (
     "and forked workers need not compile it again."
 )
 SHORT_COMPILE = "Compile the loop with Numba"
-WHY_FUNCTION = "This function computes one number at a time, in Python."
 MAKES_ARRAYS = ("array", "asarray", "tensor", "as_tensor")
 """Functions that take an array as well as a list of numbers."""
 NESTED = 2
@@ -78,12 +77,12 @@ class PythonLoop:
 def _compiled(site: Site, loops: list[ast.For]) -> list[Proposal]:
     """Return what Numba makes faster; or else what to do in words."""
     missing = "" if is_installed() else "numba"
-    found = compiled_loop(site) if loops else compiled_function(site)
-    warning = _warning(loops[0] if loops else site.tree)
+    found = compiled_loop(site)
+    warning = _warning(loops[0]) if loops else ""
     written = [
         Proposal(
-            WHY if loops else WHY_FUNCTION, COMPILE + warning, one.code, one.helper, package=missing,
-            must_help=not loops, short=SHORT_COMPILE, is_certain=False, fallback=number > 0,
+            WHY, COMPILE + warning, one.code, one.helper, package=missing,
+            short=SHORT_COMPILE, is_certain=False, fallback=number > 0,
         )
         for number, one in enumerate(found[-1:] if missing else found)
     ]  # fmt: skip
