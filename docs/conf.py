@@ -71,6 +71,8 @@ NOTEBOOK = re.compile(r"\[([^\]]+)\]\((?:\.\./)+(notebooks/[\w/]+)\.ipynb\)")
 DRAWING = re.compile(r"^!\[[^\]]*\]\((_static/\w+\.svg)\)$", re.MULTILINE)
 PAGE = re.compile(r"^(?:# \w+\n\n)?\[[^\]]+\]\(((?:\.\./)+[A-Z]+\.md)\)$", re.MULTILINE)
 PAGES = re.compile(r"^<!-- pages:\n(.*?)^-->$", re.MULTILINE | re.DOTALL)
+LINKED_PAGES = re.compile(r"^(.*)^<!-- pages: those linked above -->$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([\w./-]+)\.md\)")
 HOME = ":end-before: <!-- the home page of the site ends here -->"
 
 
@@ -78,6 +80,11 @@ def include(found: re.Match[str]) -> str:
     """Return the directive that includes a page: of the README, the part that is the home page of the site."""
     options = [":relative-docs: docs", ":relative-images:", *([HOME] if "README" in found[1] else [])]
     return "\n".join([f"```{{include}} {found[1]}", *options, "```"])
+
+
+def list_linked(found: re.Match[str]) -> str:
+    """Return the text, and the list of pages to which it links, each once."""
+    return "\n".join([f"{found[1]}<!-- pages:", *dict.fromkeys(LINK.findall(found[1])), "-->"])
 
 
 def use_sphinx(app: Sphinx, name: str, source: list[str]) -> None:
@@ -89,6 +96,7 @@ def use_sphinx(app: Sphinx, name: str, source: list[str]) -> None:
     if Path(app.env.doc2path(name)).suffix == ".md":
         source[0] = NOTEBOOK.sub(r"{doc}`\1 </\2>`", source[0])
         source[0] = PAGE.sub(include, source[0])
+        source[0] = LINKED_PAGES.sub(list_linked, source[0])
         source[0] = PAGES.sub("```{toctree}\n:hidden:\n:glob:\n\n\\1```", source[0])
         source[0] = DRAWING.sub("```{raw} html\n:file: \\1\n```", source[0])
 

@@ -1,6 +1,6 @@
-"""Kinds of faults, the stages in which they strike, and what must come of each: the table of docs/faults.md.
+"""Kinds of faults, the stages in which they strike, and what must come of each. docs/faults.md sums them up.
 
-`python tests/fault_table.py` writes the table again. test_fault_stages.py provokes each of its entries.
+`python tests/fault_table.py` prints the table. test_fault_stages.py provokes each of its entries.
 """
 
 from __future__ import annotations
@@ -23,9 +23,6 @@ from typing import Any
 import light
 import numpy as np
 from light import Held, Numbers
-
-PAGE = pathlib.Path(__file__).parents[1] / "docs" / "faults.md"
-BEGIN, END = "<!-- table of faults: python tests/fault_table.py -->\n", "<!-- end of the table -->\n"
 
 REDONE, RAISED, NOTHING = "redone", "raised", "nothing"
 """What comes of a fault. The worker is replaced, and every batch is delivered once and in order. Or an exception is
@@ -264,7 +261,7 @@ def in_workers() -> Iterator[Fault]:
 
 
 def table() -> str:
-    """The table of docs/faults.md."""
+    """All faults as a table in Markdown."""
     stages = f"{', '.join(WORKER_STAGES[:-1])} or {WORKER_STAGES[-1]}"
     in_worker = collections.defaultdict(list)
     for kind, (_how, outcome) in IN_WORKER.items():
@@ -279,21 +276,13 @@ def table() -> str:
         f"| {kind} | {', '.join(stages)} | {outcome.replace('; ', ', and ')} |"
         for (kind, outcome), stages in sorted(in_notebook.items(), key=_order)
     ]
-    total = len(IN_NOTEBOOK) + len(list(in_workers()))
-    return "\n".join([*lines, "", f"These are {total} faults."]) + "\n"
+    return "\n".join(lines)
 
 
 def _order(row: tuple[tuple[str, str], list[str]]) -> int:
     """By the first row of the same kind."""
     (kind, _outcome), _stages = row
     return [fault.kind for fault in IN_NOTEBOOK].index(kind)
-
-
-def with_table(text: str) -> str:
-    """The text of the page with a fresh table."""
-    before, _begin, rest = text.partition(BEGIN)
-    _old, _end, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{table()}\n{END}{after}"
 
 
 class RunsAside:
@@ -322,4 +311,4 @@ if __name__ == "__main__":
     import fault_table  # the functions register there, not in __main__
     import test_fault_stages  # noqa: F401
 
-    PAGE.write_text(fault_table.with_table(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    print(fault_table.table())
