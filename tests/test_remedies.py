@@ -40,7 +40,7 @@ from nbloader.events.stack_samples import CodeLine, StackCount
 from nbloader.loader.remedy_search import Samples, Scout, _limit, _rank, _saved, _to_merge, results_of, search
 from nbloader.metrics.hot_lines import HotLine, HotLines, find_hot_lines
 from nbloader.remedies.advice import Advice, short_advice
-from nbloader.remedies.cached_calls import counted_calls
+from nbloader.remedies.calls import counted_calls, measure_calls
 from nbloader.remedies.changed_lines import changed_lines
 from nbloader.remedies.difference import difference
 from nbloader.remedies.free_names import with_free_names
@@ -50,7 +50,6 @@ from nbloader.remedies.no_remedy import why_none
 from nbloader.remedies.pasted import is_pasted
 from nbloader.remedies.pictures import pictures_of, size_of
 from nbloader.remedies.results import Remedies, RemedyResult, best_of, without_lesser
-from nbloader.remedies.returned import measure_calls
 from nbloader.remedies.site import UNKNOWN, Edit, Facts, locate, site_of
 from nbloader.remedies.threads import VARIABLES, blas_threads
 from nbloader.remedies.trial import CannotTryError, Cost, Kept, Measured, code_of

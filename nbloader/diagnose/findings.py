@@ -64,7 +64,7 @@ def of_whole_epoch(e: Evidence) -> Evidence:
     once = _once(e)
     grown = once + (1 - once) / e.completed
     recurring = 1 / (e.completed * grown)
-    first = once / grown + (e.first_wait - once) * recurring
+    first = once / grown + max(0.0, e.first_wait - once) * recurring
     return replace(_scaled(e, recurring), startup_wait=e.startup_wait / grown, first_wait=first)
 
 

@@ -21,6 +21,7 @@ from nbloader.diagnose.without_line import LineTime
 from nbloader.errors import LoaderTimeoutError, NbloaderError
 from nbloader.events.stack_samples import CodeLine, StackCount
 from nbloader.metrics.hot_lines import HotLine, HotLines
+from nbloader.remedies.calls import measure_calls
 from nbloader.remedies.changed_lines import changed_lines
 from nbloader.remedies.difference import array_of
 from nbloader.remedies.flow import is_random
@@ -31,7 +32,6 @@ from nbloader.remedies.pasted import is_pasted
 from nbloader.remedies.pictures import size_of
 from nbloader.remedies.remedy import Proposal
 from nbloader.remedies.results import EXACT, Remedies, RemedyResult, best_of, summed, without_lesser
-from nbloader.remedies.returned import measure_calls
 from nbloader.remedies.site import NO_FACTS, Facts, Site, locate, replaceable
 from nbloader.remedies.threads import blas_threads, opencv_threads
 from nbloader.remedies.trial import FAR_SLOWER, LATE, Cost, Kept, Measured, Trial

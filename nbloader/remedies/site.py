@@ -24,7 +24,7 @@ from nbloader._util.attributes import attributes_of
 from nbloader.cache.cached_function import CachedFunction
 from nbloader.events.stack_samples import CodeLine
 from nbloader.metrics.hot_lines import HotLine
-from nbloader.remedies.returned import Returned
+from nbloader.remedies.calls import Returned
 from nbloader.workers.reachable import reachable
 
 _LruCache: Any = type(functools.lru_cache(len))

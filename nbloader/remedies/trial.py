@@ -25,7 +25,7 @@ from nbloader._util import rng
 from nbloader._util.rng import mix
 from nbloader.cache import process_cache
 from nbloader.metrics.hot_lines import HotLine
-from nbloader.remedies.cached_calls import counted_calls
+from nbloader.remedies.calls import counted_calls
 from nbloader.remedies.difference import Difference, difference
 from nbloader.remedies.pictures import Pictures, pictures_of
 from nbloader.remedies.remedy import Proposal

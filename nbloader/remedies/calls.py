@@ -1,0 +1,119 @@
+"""Calls of functions while samples are produced: of the user's functions, and of cached ones."""
+
+from __future__ import annotations
+
+import ast
+import collections
+import contextlib
+import hashlib
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from nbloader._util.code_places import is_library
+from nbloader.cache.cached_function import CachedFunction
+
+
+class Returned(NamedTuple):
+    """What a function has returned."""
+
+    file: str
+    line: int
+    """The first line of the function."""
+    nbytes: tuple[int, ...]
+    """Size of each array of a tuple, or of the only one, bytes; 0 for what is no array."""
+
+
+class Calls(NamedTuple):
+    """What functions of the user have done, by file and first line."""
+
+    returned: dict[tuple[str, int], Returned]
+    """The largest arrays that each has returned."""
+    counts: collections.Counter[tuple[str, int]]
+    """Number of calls of each."""
+
+
+@contextlib.contextmanager
+def measure_calls() -> Iterator[Calls]:
+    """Context manager that measures the calls of the user's functions."""
+    calls = Calls({}, collections.Counter())
+    found = calls.returned
+
+    def profile(frame: FrameType, event: str, value: Any) -> None:
+        code = frame.f_code
+        if event != "return" or is_library(code.co_filename):
+            return
+        calls.counts[code.co_filename, code.co_firstlineno] += 1
+        if value is None:
+            return
+        one = Returned(code.co_filename, code.co_firstlineno, tuple(map(_nbytes, _parts(value))))
+        key = one.file, one.line
+        if sum(one.nbytes) > (sum(found[key].nbytes) if key in found else 0):
+            found[key] = one
+
+    with _profiled(profile):
+        yield calls
+
+
+def _parts(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _nbytes(value: Any) -> int:
+    """Return the size of an array or a tensor; 0 for a mapped file or a dataset of HDF5, which is not in memory."""
+    if type(value) is np.ndarray:
+        return value.nbytes
+    return int(value.numel() * value.element_size()) if hasattr(type(value), "element_size") else 0
+
+
+@contextlib.contextmanager
+def counted_calls(namespace: Mapping[str, Any], helper: str) -> Iterator[collections.Counter[Any]]:
+    """Context manager that counts calls of the cached functions of a helper, by their arguments.
+
+    Args:
+        namespace: The global variables among which the functions are.
+        helper: The code that defines them.
+    """
+    names = [node.name for node in ast.parse(helper).body if isinstance(node, ast.FunctionDef)]
+    own = [found for name in names if isinstance(found := namespace.get(name), CachedFunction)]
+    keys: collections.Counter[Any] = collections.Counter()
+    code = CachedFunction.__call__.__code__
+
+    def profile(frame: FrameType, event: str, _value: Any) -> None:
+        if event == "call" and frame.f_code is code and any(frame.f_locals["self"] is one for one in own):
+            keys[_key((frame.f_locals["args"], frame.f_locals["kwargs"]))] += 1
+
+    with _profiled(profile):
+        yield keys
+
+
+@contextlib.contextmanager
+def _profiled(profile: Callable[[FrameType, str, Any], object]) -> Iterator[None]:
+    """Context manager in which Python reports the calls of this thread to a function, as `sys.setprofile` says."""
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)
+
+
+def _key(value: Any) -> Any:
+    """Return what is equal for equal arguments; of objects that are not known here, their identity."""
+    if isinstance(value, (tuple, list)):
+        return type(value), *map(_key, value)
+    if isinstance(value, dict):
+        return dict, *((key, _key(one)) for key, one in value.items())
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu().numpy()
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        return value.shape, value.dtype.str, hashlib.blake2b(np.ascontiguousarray(value).tobytes()).digest()
+    try:
+        hash(value)
+    except TypeError:
+        return id(value)
+    return type(value), value
