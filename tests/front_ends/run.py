@@ -357,9 +357,8 @@ The dashboard and the explorer were tried in these front ends on {dates}, on {sy
 
 ## With live views
 
-A worker hangs in a busy cell. While the cell is busy, the view must show the hang (*live in a busy cell*), and its
-displayed duration must increase (*moves*). The buttons *restart*, *pause* and *step*, the slider for the number of
-workers (*resize*), the *explorer*, and a *reload* of the page must work.
+While a worker hangs in a busy cell, the view must show for how long (*live in a busy cell*, *moves*). The controls
+*restart*, *pause*, *step* and *resize*, the *explorer*, and a *reload* of the page must work.
 
 """
 
