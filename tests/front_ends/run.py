@@ -258,7 +258,7 @@ def _shared(python: str) -> dict[str, str]:
     return {"JUPYTER_PATH": os.pathsep.join((str(own), str(SHARE))), "JUPYTERLAB_DIR": str(SHARE / "lab")}
 
 
-LAB = ("jupyterlab", "ipykernel", "ipywidgets")
+LAB = ("ipykernel", "ipywidgets")
 ROWS = (
     Row(
         "JupyterLab, the versions of Colab's kernel",
@@ -317,15 +317,10 @@ def environment(row: Row) -> str:
 
 def versions(row: Row, python: str) -> dict[str, str]:
     """Return the versions that the row was tried with."""
-    names = [name for name in row.versions if name != "jupyterlab"]
-    code = f"import importlib.metadata as m, json; print(json.dumps({{n: m.version(n) for n in {names!r}}}))"
+    code = f"import importlib.metadata as m, json; print(json.dumps({{n: m.version(n) for n in {row.versions!r}}}))"
     found: dict[str, str] = json.loads(
         subprocess.run([python, "-c", code], check=True, capture_output=True, text=True).stdout
     )
-    if "jupyterlab" in row.versions:
-        import jupyterlab
-
-        found = {"jupyterlab": jupyterlab.__version__, **found}
     return found
 
 
@@ -352,8 +347,8 @@ def try_row(row: Row, browser: Any) -> dict[str, Any]:
 HEAD = """# Front ends that were tested
 
 The dashboard and the explorer were tried in these front ends on {dates}, on {system}, with Python {python}, torch
-{torch} and a real Chromium. `make front-ends` writes this page. The tests of the project also run Notebook {notebook}.
-[A remote machine, Colab, VS Code](remote-machines.md) says what was not tried.
+{torch}, JupyterLab {lab} and a real Chromium. `make front-ends` writes this page. The tests of the project also run
+Notebook {notebook}. [A remote machine, Colab, VS Code](remote-machines.md) says what was not tried.
 
 ## With live views
 
@@ -372,6 +367,7 @@ def page(rows: list[dict[str, Any]]) -> str:
         system=f"{platform.system()} {platform.machine()}",
         python=platform.python_version(),
         torch=torch.__version__,
+        lab=importlib.metadata.version("jupyterlab"),
         notebook=importlib.metadata.version("notebook"),
     )
     text += _table([row for row in rows if _kind(row) == "live"], STEPS)
