@@ -471,7 +471,8 @@ class Walk:
             return
         version = self._step(FileVersion.now, text)
         if version is not None and version.is_folder:
-            self.folders.append(text)
+            if text.strip("./\\"):  # "." and "/" are in most texts no folders
+                self.folders.append(text)
         elif version is not None:
             self.files.append(version)
             self._emit(b"file", repr(version).encode("utf-8", "surrogatepass"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import pickle
 import random
 import time
 import warnings
@@ -24,13 +25,12 @@ from nbloader.metrics.hot_lines import HotLine, HotLines
 from nbloader.remedies.calls import measure_calls
 from nbloader.remedies.changed_lines import changed_lines
 from nbloader.remedies.difference import array_of
-from nbloader.remedies.flow import is_random
 from nbloader.remedies.free_names import with_free_names
-from nbloader.remedies.kinds import REMEDIES
-from nbloader.remedies.no_remedy import calls_kept, why_none
+from nbloader.remedies.kinds import REMEDIES, same_each_epoch
+from nbloader.remedies.no_remedy import why_none
 from nbloader.remedies.pasted import is_pasted
 from nbloader.remedies.pictures import size_of
-from nbloader.remedies.remedy import Proposal
+from nbloader.remedies.remedy import Proposal, Remedy
 from nbloader.remedies.results import EXACT, Remedies, RemedyResult, best_of, summed, without_lesser
 from nbloader.remedies.site import NO_FACTS, Facts, Site, locate, replaceable
 from nbloader.remedies.threads import blas_threads, opencv_threads
@@ -43,6 +43,10 @@ MIN_SHARE = 0.05
 """Lines with a smaller share of the workers' time are not looked at."""
 LINES = 5
 """Maximum number of lines that are looked at."""
+MIN_CALLING, CALLING = 0.3, 2
+"""Lines of `__getitem__` that take at least this share with what they call are looked at, too, at most so many."""
+NEARLY_ALL = 0.95
+"""Share of a line's time from which on it counts as all of it."""
 GROUP = 16
 """Maximum number of samples that are measured together. They are a batch, if it is not larger, so that what a batch
 costs is divided among as many samples as in the loop."""
@@ -236,11 +240,19 @@ class Scout:
         picture = max(pictures, key=lambda size: size[0] * size[1], default=None)
         arrays = [array for part in parts if (array := array_of(part)) is not None]
         floats = sum(array.nbytes for array in arrays if array.dtype.kind == "f")
-        nbytes = sum(array.nbytes for array in arrays)
+        nbytes = sum(array.nbytes for array in arrays) or _pickled_size(sample)
         large = tuple(one for one in calls.returned.values() if sum(one.nbytes) > nbytes)
         return indices, Facts(
             picture, samples, nbytes, floats, returned=large, calls=dict(calls.counts), seconds=seconds
         )
+
+
+def _pickled_size(sample: Any) -> int:
+    """Return the size of a sample without arrays, bytes; 0 if it cannot be pickled."""
+    try:
+        return len(pickle.dumps(sample))
+    except Exception:  # noqa: BLE001 - of the user's code
+        return 0
 
 
 class _Found(NamedTuple):
@@ -290,14 +302,18 @@ def search(
         return Remedies((), none if hot.lines else str(hot))
     lines.sort(key=lambda line: -line.share)
     sites = [site for line in lines if (site := _site(line, samples)) is not None][:LINES]
-    known = _known(sites)
-    tried = []
+    calling = [site for line in _calling(hot, lines) if (site := _site(line, samples)) is not None][:CALLING]
+    known = [*_known(calling, (same_each_epoch.REMEDY,)), *_known(sites, REMEDIES)]
+    tried: list[RemedyResult] = []
     end = time.perf_counter() + SEARCH_SECONDS
     with bar(sum(found.samples(samples) for found in known)) as shown:
         for number, found in enumerate(known):
             if report is not None:
                 report(found.name, number, len(known))
             shown.begin(found.site.line.place)
+            if any(_is_part(found, one, hot) for one in tried):
+                shown.add(found.samples(samples))
+                continue
             for result in _tried(found, samples, run, shown, end):
                 one = replace(result, changed=changed_lines(found.site, result.proposal), in_class=found.site.in_class)
                 if one.proposal.saves == "lock":
@@ -308,17 +324,12 @@ def search(
         if one.raised:
             log.debug("the remedy %s for %s: %s", one.name, one.line.place, one.problem)
     useless = [one for one in tried if not (one.helps or one.raised or one.only_listed)]
-    slowest = next((site for site in sites if site.line is lines[0]), None)
-    kept = slowest is not None and (slowest.is_kept or bool(calls_kept(slowest)))
-    batches = slowest is not None and slowest.function is samples.collate_fn  # they differ from epoch to epoch
-    random = slowest is not None and is_random(slowest, list(slowest.nodes))
-    cache = not (kept or batches or random or any(one.proposal.saves == "later" for one in useless))
-    note = (
-        "" if helping else why_none(lines[0], sites, hot, _remains(cache=cache, more_workers=more_workers), MIN_SHARE)
-    )
+    remains = ["use more workers where cores are free"] if more_workers else []
+    note = "" if helping else why_none(lines[0], sites, hot, remains, MIN_SHARE)
     advice = _to_merge(helping)
     advice += [PERSISTENT] if new_workers and any(one.proposal.keeps_in_worker for one in helping) else []
-    if helping and not any(_is_same_function(one.line, lines[0]) for one in helping):
+    covered = any(_is_same_function(one.line, lines[0]) or is_called(lines[0], one.line, hot) for one in helping)
+    if helping and not covered:
         advice.insert(0, why_none(lines[0], sites, hot, (), MIN_SHARE))
     return Remedies(helping, note, useless, " ".join(advice))
 
@@ -345,12 +356,18 @@ def _rank(found: RemedyResult) -> tuple[bool, float]:
     return not found.samples, -found.gain / (2 if found.gains_later else 1)
 
 
-def _known(sites: Sequence[Site]) -> list[_Found]:
+def _is_part(found: _Found, other: RemedyResult, hot: HotLines) -> bool:
+    """Whether a cache for a line would only keep parts of what another cache keeps, which has gained something."""
+    both = found.name == other.name == same_each_epoch.REMEDY.name
+    return both and other.helps and is_called(found.site.line, other.line, hot)
+
+
+def _known(sites: Sequence[Site], remedies: Sequence[Remedy]) -> list[_Found]:
     """Return what is known for the lines."""
     found = []
     seen: set[tuple[str, str]] = set()  # two lines of a function may lead to the same code
     for site in (one for one in sites if not (one.is_kept or is_pasted(one, REMEDIES))):
-        for remedy in REMEDIES:
+        for remedy in remedies:
             proposals = []
             proposed = remedy.propose(site)
             for proposal in proposed:
@@ -374,10 +391,34 @@ def _site(line: HotLine, samples: Samples) -> Site | None:
 
 def _of_libraries(hot: HotLines) -> list[HotLine]:
     """Return the lines of functions of libraries for which users can pass their own ones (`REPLACEABLE`)."""
+    return _whole_lines(hot, lambda stack: filter(None, [replaceable(stack)]))
+
+
+def _calling(hot: HotLines, lines: Sequence[HotLine]) -> list[HotLine]:
+    """Return the line of each `__getitem__` that takes most with the functions that it calls, if those take the time.
+
+    Args:
+        hot: All lines.
+        lines: Lines that are looked at anyhow.
+    """
+    found = _whole_lines(hot, lambda stack: {line for line in stack if line.function.endswith(".__getitem__")})
+    most: dict[tuple[str, str], HotLine] = {}
+    for one in sorted(found, key=lambda line: -line.share):
+        most.setdefault((one.file, one.function), one)
+    known = {(line.file, line.line) for line in lines}
+    return [one for one in most.values() if one.share >= MIN_CALLING and (one.file, one.line) not in known]
+
+
+def _whole_lines(hot: HotLines, of_stack: Callable[[Sequence[CodeLine]], Iterable[CodeLine]]) -> list[HotLine]:
+    """Return lines with all that they call as their share.
+
+    Args:
+        hot: All lines.
+        of_stack: Returns the lines of a stack that are asked for.
+    """
     found: dict[CodeLine, list[StackCount]] = {}
     for count in hot.stacks:
-        line = replaceable(count.stack)
-        if line is not None:
+        for line in of_stack(count.stack):
             found.setdefault(line, []).append(count)
     whole = sum(count.computing + count.waiting for count in hot.stacks) or 1.0
     lines = []
@@ -391,6 +432,18 @@ def _of_libraries(hot: HotLines) -> list[HotLine]:
             )
         )  # fmt: skip
     return lines
+
+
+def is_called(line: HotLine, caller: HotLine, hot: HotLines) -> bool:
+    """Whether a line nearly always runs while another one, of another function, waits for it to return."""
+    own = [count for count in hot.stacks if any(_is_at(one, line) for one in count.stack)]
+    below = [count for count in own if any(_is_at(one, caller) for one in count.stack)]
+    whole, part = (sum(count.computing + count.waiting for count in counts) for counts in (own, below))
+    return not _is_same_function(line, caller) and part >= NEARLY_ALL * whole > 0
+
+
+def _is_at(code: CodeLine, line: HotLine) -> bool:
+    return (code.file, code.line) == (line.file, line.line)
 
 
 def _predicted(found: RemedyResult, hot: HotLines, predict: Predict, collating: float) -> RemedyResult:
@@ -434,12 +487,6 @@ def _lock_wait(hot: HotLines, line: HotLine) -> float:
     """Return the share of the workers' time in which they wait at `with lock:` of a line's function."""
     here = [one for one in hot if (one.file, one.function) == (line.file, line.function)]
     return sum(one.waiting for one in here if one.source.startswith("with "))
-
-
-def _remains(*, cache: bool, more_workers: bool) -> list[str]:
-    """Return what is left to do if nothing makes a line faster."""
-    keep = ["keep results with nbloader.cached"] if cache else []
-    return [*keep, *(["use more workers where cores are free"] if more_workers else [])]
 
 
 def _tried(found: _Found, samples: Samples, run: Run, shown: Bar, end: float) -> list[RemedyResult]:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from nbloader.device.placement import accelerator_type
 from nbloader.metrics.hot_lines import HotLine
 from nbloader.remedies.kinds import REMEDIES
+from nbloader.remedies.no_remedy import calls_kept, is_filled
 from nbloader.remedies.results import Remedies
 from nbloader.remedies.site import locate
 
@@ -49,6 +50,8 @@ def short_advice(line: HotLine, roots: Sequence[Any]) -> Advice:
         site = locate(line, roots)
         if site is None or site.is_kept:
             return Advice(is_kept=site is not None)
+        if calls_kept(site) and not is_filled():
+            return Advice(is_kept=True)
         every = [p for remedy in REMEDIES for p in remedy.propose(site)]
         proposals = [] if any(p.alone for p in every) else [p for p in every if p.short and p.is_certain and p.is_valid]
         if any(p.loop for p in proposals) and not accelerator_type():

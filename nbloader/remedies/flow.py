@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
-from nbloader.cache.code_names import global_names
+from nbloader._util.attributes import attributes_of
+from nbloader.cache.code_names import all_names, global_names
 from nbloader.remedies.changes import changes_shared, takes_shared
 from nbloader.remedies.site import UNKNOWN, Node, Site
 from nbloader.workers.reachable import is_generator, reachable
@@ -26,6 +27,8 @@ Those of `OUTSIDE` may be variables of the function that stand for something els
 """
 MAX_OBJECTS = 300
 """Maximum number of objects in which generators and names are looked for."""
+MAX_TRANSFORMS = 50
+"""Maximum number of items of a list that are looked at as transforms."""
 LEAVES = (ast.Return, ast.Yield, ast.YieldFrom, ast.Await, ast.Global, ast.Nonlocal, ast.AsyncFor, ast.AsyncWith)
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 TRIES = (ast.Try, getattr(ast, "TryStar", ast.Try))
@@ -128,8 +131,14 @@ def can_move(site: Site, nodes: Sequence[ast.AST]) -> bool:
 
 def is_random(site: Site, nodes: Sequence[ast.AST]) -> bool:
     """Whether nodes seem to draw random numbers."""
+    known: set[ast.AST] = set()
     for node in inside(nodes):
-        if not isinstance(node, (ast.Name, ast.Attribute)):
+        chosen = _chosen(site, node) if isinstance(node, ast.Subscript) else None
+        if chosen is not None:
+            known |= set(ast.walk(node.value))  # type: ignore[attr-defined]
+            if any(map(draws, chosen)):
+                return True
+        if node in known or not isinstance(node, (ast.Name, ast.Attribute)):
             continue
         name = node.id if isinstance(node, ast.Name) else node.attr
         own = isinstance(node, ast.Name) and name in site.function.__code__.co_varnames
@@ -140,7 +149,47 @@ def is_random(site: Site, nodes: Sequence[ast.AST]) -> bool:
             continue
         if _draws(target) if callable(target) else any(map(is_generator, _parts(target))):
             return True
+        if isinstance(target, (list, tuple)) and any(draws(one) for one in target[:MAX_TRANSFORMS] if callable(one)):
+            return True
+        own = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == site.instance
+        if own and isinstance(target, FunctionType) and _method_draws(target, site.owner, set()):
+            return True
     return False
+
+
+def _chosen(site: Site, node: ast.Subscript) -> Sequence[Any] | None:
+    """Return the transforms that an expression such as `self.transforms[:2]` stands for; None if it is none like it."""
+    bounds = node.slice
+    if not isinstance(bounds, ast.Slice) or bounds.step is not None:
+        return None
+    values = [one.value if isinstance(one, ast.Constant) else one for one in (bounds.lower, bounds.upper)]
+    items = site.target(node.value)
+    if items is UNKNOWN and isinstance(node.value, ast.Attribute):  # of an object that applies them
+        items = attributes_of(site.target(node.value.value)).get(node.value.attr)
+    if not isinstance(items, (list, tuple)) or not all(one is None or isinstance(one, int) for one in values):
+        return None
+    return items[slice(*values)] if all(map(callable, items)) else None
+
+
+def _method_draws(method: FunctionType, owner: Any, seen: set[str]) -> bool:
+    """Whether a method uses attributes or other methods of its object that draw random numbers."""
+    attributes = attributes_of(owner)
+    for name in all_names(method.__code__) - seen:
+        seen.add(name)
+        if name in attributes:
+            value = attributes[name]
+            if draws(value) if callable(value) else any(map(is_generator, _parts(value))):
+                return True
+        inner = getattr(type(owner), name, None)
+        if isinstance(inner, FunctionType) and (_draws(inner) or _method_draws(inner, owner, seen)):
+            return True
+    return False
+
+
+def draws(function: Any) -> bool:
+    """Whether something that can be called, such as a transform, seems to draw random numbers."""
+    name = getattr(function, "__name__", type(function).__name__)
+    return bool(RANDOM.search(name)) or _draws(function)
 
 
 def _draws(function: Any) -> bool:
@@ -150,7 +199,7 @@ def _draws(function: Any) -> bool:
             return True
         if isinstance(part, type) and RANDOM.search(part.__name__):
             return True
-        if isinstance(part, FunctionType) and any(map(RANDOM.search, part.__code__.co_names)):
+        if isinstance(part, FunctionType) and any(map(RANDOM.search, all_names(part.__code__))):
             return True
     return False
 

@@ -20,6 +20,8 @@ from nbloader.remedies.site import UNKNOWN, Edit, Node, Site
 
 LONG = 100_000
 """Size of an array, a table or a list, with its items, from which it is compared once per process, bytes."""
+WHOLE = "dataset"
+"""Name of the argument that `self` becomes as a whole."""
 HANDLES = frozenset({
     "open", "connect", "cursor", "execute", "reader", "DictReader", "iter", "File", "ZipFile", "Dataset", "Session",
     "Popen", "scandir", "Lock", "RLock", "Semaphore", "Condition", "memmap", "mmap",
@@ -95,11 +97,15 @@ class Arguments(ast.NodeTransformer):
         nodes: The code.
         available: Names that have a value before the code is run.
         by_contents: Whether the contents of the arguments are compared for each sample.
+        whole: Whether `self` itself becomes an argument, instead of its attributes: for code that calls its methods.
     """
 
-    def __init__(self, site: Site, nodes: Sequence[Node], available: set[str], *, by_contents: bool = True) -> None:
+    def __init__(
+        self, site: Site, nodes: Sequence[Node], available: set[str], *, by_contents: bool = True, whole: bool = False
+    ) -> None:
         self._site = site
         self._by_contents = by_contents
+        self._whole = whole
         self._before = available - set(flow.assigned(nodes))
         self._text_depth = 0
         self.names: dict[str, str] = {}
@@ -113,8 +119,13 @@ class Arguments(ast.NodeTransformer):
             for node in nodes
         )
         """Whether there is a method of `self`, the whole of `self`, or something random."""
+        if whole:
+            self.impossible |= not self._instance or bool(changed_by_class(site).attributes)
+            self.impossible |= any(not (_is_long(one) or _can_compare(one)) for one in attributes_of(site.owner).values())
         self.nodes = [self.visit(copy.deepcopy(node)) for node in nodes]
         """The code, with the arguments."""
+        if whole:
+            self.fixed += [name for name, text in self.names.items() if text == self._instance]
         self.local = [name for name in flow.read(self.nodes) if name in available and name not in self.names]
         """Names that the code reads."""
         self.impossible |= bool(self._instance) and self._instance in self.local
@@ -129,8 +140,14 @@ class Arguments(ast.NodeTransformer):
     def _instance(self) -> str:
         return self._site.instance if self._site.owner is not None else ""
 
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        """Replace `self` by an argument, if it is one as a whole."""
+        return self._argument(node, WHOLE) if self._whole and node.id == self._instance else node
+
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         """Replace `self.path` by `path`."""
+        if self._whole:
+            return self.generic_visit(node)
         if not self._is_own(node):
             return self._argument(node, node.attr) if self._is_setting(node) else self.generic_visit(node)
         value = self._site.target(node)
@@ -154,6 +171,8 @@ class Arguments(ast.NodeTransformer):
 
         The item of a data frame is a column, or many rows.
         """
+        if self._whole:
+            return self.generic_visit(node)
         own = isinstance(node.value, ast.Attribute) and self._is_own(node.value)
         table = own and type(self._site.target(node.value)).__name__ == "DataFrame"
         if own and not table and self._is_known(node.slice):
@@ -185,6 +204,8 @@ class Arguments(ast.NodeTransformer):
         Changes of a file are noticed by its path, and samples of one file share what is kept.
         """
         parts = [inner for inner in ast.walk(node) if isinstance(inner, (ast.Attribute, ast.Name))]
+        if self._whole:
+            return False
         known = [
             inner for inner in parts if self._by_contents or (isinstance(inner, ast.Attribute) and self._is_own(inner))
         ]

@@ -6,9 +6,11 @@ import ast
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import pairwise
 
-from nbloader._util.code_places import is_library
+from nbloader._util.code_places import is_library, place_of, source_line
 from nbloader._util.format import clean, percent
+from nbloader.cache import process_cache
 from nbloader.diagnose.parts import MAJORITY
 from nbloader.events.stack_samples import CodeLine
 from nbloader.metrics.hot_lines import HotLine, HotLines, blamed_line
@@ -45,6 +47,10 @@ def why_none(slowest: HotLine, sites: Sequence[Site], hot: HotLines, remains: Se
     if any(site.is_kept for site in here):
         return f"{found}: a cache keeps its results, so it runs once for each of them. {what_remains}".rstrip()
     kept = next((name for site in here for name in calls_kept(site)), "")
+    if kept and not is_filled():
+        return (
+            f"{found}: the cache of `{clean(kept, SHOWN)}` has few results yet. From the second epoch on, it has them."
+        )
     if kept:
         return (
             f"{found}: it takes copies from the cache of `{clean(kept, SHOWN)}`. What remains: keep smaller results, "
@@ -71,11 +77,21 @@ def _whole_function(slowest: HotLine, here: Sequence[Site], hot: HotLines) -> st
     code = here[0].function.__code__ if here else None
     calls = 0 if code is None else here[0].facts.calls.get((code.co_filename, code.co_firstlineno), 0)
     if calls >= OFTEN:
-        often = (
-            f"`{name}` runs {calls:,} times for a sample: perhaps fewer of its results are needed, or some are equal."
-        )
+        caller = _caller(slowest, hot)
+        where = f", mostly from `{clean(source_line(*caller), SHOWN)}` ({place_of(*caller)})" if caller else ""
+        often = f"`{name}` runs {calls:,} times for a sample{where}: call it less often, or once for whole arrays."
         return f"{text} {often}".lstrip()
     return text
+
+
+def _caller(slowest: HotLine, hot: HotLines) -> tuple[str, int] | None:
+    """Return the file and the number of the user's line that calls the function of a line most; None if unknown."""
+    callers: dict[tuple[str, int], float] = defaultdict(float)
+    for count in hot.stacks:
+        for outer, inner in pairwise(count.stack):
+            if (inner.file, inner.function) == (slowest.file, slowest.function) and not is_library(outer.file):
+                callers[outer.file, outer.line] += count.computing + count.waiting
+    return max(callers, key=callers.__getitem__, default=None)
 
 
 def _hint(here: Sequence[Site], inside: str) -> str:
@@ -119,6 +135,12 @@ def calls_kept(site: Site) -> list[str]:
     """Return the functions that the slow line calls and that keep their results, as they are written there."""
     calls = [call for node in site.nodes for call in ast.walk(node) if isinstance(call, ast.Call)]
     return [site.text(call.func) for call in calls if site.keeps(call)]
+
+
+def is_filled() -> bool:
+    """Whether the cache of samples has returned more results than were computed for it."""
+    gauge = process_cache.gauge()
+    return gauge is None or gauge.hits > gauge.misses
 
 
 def _in_libraries(line: HotLine, hot: HotLines) -> dict[str, float]:

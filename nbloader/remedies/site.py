@@ -45,7 +45,7 @@ class Facts(NamedTuple):
     samples: int = 0
     """Number of samples; 0 if it is not known."""
     nbytes: int = 0
-    """Size of a sample's arrays, bytes."""
+    """Size of a sample's arrays, or of its pickle if it has none, bytes."""
     floats: int = 0
     """The part of `nbytes` that is floating point."""
     blas_threads: int | None = None

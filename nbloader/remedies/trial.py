@@ -292,6 +292,8 @@ class Trial:
             return made
         dtype, wanted = getattr(made, "dtype", None), getattr(usual, "dtype", None)
         if dtype is not None and dtype != wanted:
+            if getattr(dtype, "is_floating_point", getattr(dtype, "kind", "") == "f"):  # the workers do not send bytes
+                raise CannotTryError(f"{RAISES}no integers remain in the workers")
             self._parts[part] = None
             try:
                 return eval(self.proposal.loop, {**_globals(self._new), "dataset": self.roots[0], "batch": made})  # noqa: S307 - of a remedy

@@ -23,26 +23,24 @@ _plain = {str, bytes, bool, int, NUMPY.str_, *(NUMPY.dtype(kind).type for kind i
 HELPER = (
     f"_positions = {{}}\n{PLAIN_CODE}"
     '''
-def positions_of(values, value):
-    """The first position of each item of a list, found once per process; no items if the value has no place in a dict.
-
-    Objects such as tensors can be equal to an item, but are not found in a dict.
-    """
-    if not _plain.issuperset(map(type, value if type(value) is tuple else [value])):
-        return None
+def positions_of(values):
+    """The first position of each item of a list, found once per process."""
     key = id(values), len(values)
     if key not in _positions:
         _positions[key] = values, {item: n for n, item in reversed(list(enumerate(values)))}
     return _positions[key][1]
 
+def is_plain(value):
+    """Whether a value has a place in a dict. Tensors can be equal to an item, but are not found in a dict."""
+    return type(value) in _plain or (type(value) is tuple and _plain.issuperset(map(type, value)))
+
 def contains(values, value):
     """Whether a value is in a list."""
-    positions = positions_of(values, value)
-    return value in (values if positions is None else positions)
+    return value in (positions_of(values) if is_plain(value) else values)
 
 def position_of(values, value):
     """The first position of a value in a list."""
-    positions = positions_of(values, value) or {}
+    positions = positions_of(values) if is_plain(value) else {}
     return positions[value] if value in positions else values.index(value)
 '''
 )

@@ -16,6 +16,7 @@ from nbloader.remedies.changes import changed_in_place, root_of
 from nbloader.remedies.moved import Arguments, are_whole_lines, text_of
 from nbloader.remedies.remedy import Proposal
 from nbloader.remedies.site import UNKNOWN, Edit, Site
+from nbloader.remedies.transforms import with_first_transforms
 
 WHY = "This part of the sample is the same in each epoch, but it is computed every time."
 INSTEAD = (
@@ -25,6 +26,8 @@ INSTEAD = (
 )
 SINGLE_ELEMENTS = 2
 """Number of loops inside which an expression is a single element, such as a pixel, which is too small for the cache."""
+LOOKUP = 100e-6
+"""What a cache needs at least to compare arguments and to return a result, seconds."""
 LIGHT = ("int", "len", "str", "float", "bool", "divmod", "min", "max", "range", "abs", "isinstance", "tuple", "dict")
 LIGHT_METHODS = (
     "format",
@@ -53,11 +56,12 @@ class SameEachEpoch:
     def propose(self, site: Site) -> list[Proposal]:
         """See `Remedy`."""
         needed, available = site.facts.samples * site.facts.nbytes, available_memory()
-        if not needed or (available is not None and needed > available // MEMORY_SHARE):
+        if not needed or (available is not None and needed > available // MEMORY_SHARE) or _are_short_calls(site):
             return []
         calls_kept = any(site.calls_kept(node) for node in site.nodes)
         if site.tree.name.startswith(("__getitems__", "__iter__", "__next__")) or _is_method_of_nothing(site):
             return []
+        site = with_first_transforms(site)
         parts = [part for part in _parts(site) if len(part.kept) > 1 or not calls_kept]
         found = [proposal for part in parts if (proposal := _of_part(site, part)) is not None]
         if calls_kept:  # one cache may keep what is made of the results of another one
@@ -65,6 +69,13 @@ class SameEachEpoch:
         if found:  # the longest part, then shorter ones, which may take less memory, or be the same in each epoch
             return list(dict.fromkeys([found[0], found[len(found) // 2], found[-1]]))
         return [proposal for value in _values(site) if (proposal := _of_value(site, value)) is not None][:1]
+
+
+def _are_short_calls(site: Site) -> bool:
+    """Whether a call of the function takes less time than the cache needs to compare its arguments."""
+    code = site.function.__code__
+    calls = site.facts.calls.get((code.co_filename, code.co_firstlineno), 0)
+    return site.facts.seconds < calls * LOOKUP
 
 
 class _Part(NamedTuple):
@@ -117,7 +128,7 @@ def _is_filled(stmt: ast.stmt, later: Sequence[ast.stmt]) -> bool:
 
 def _is_light(site: Site, stmt: ast.stmt) -> bool:
     """Whether a statement only looks something up, so that what it returns can be an argument of what is kept."""
-    if not isinstance(stmt, (ast.Assign, ast.AnnAssign)):
+    if not isinstance(stmt, (ast.Assign, ast.AnnAssign)) or any(map(_is_row, ast.walk(stmt))):
         return False
     for call in (node for node in ast.walk(stmt) if isinstance(node, ast.Call)):
         target = site.target(call.func)
@@ -129,12 +140,22 @@ def _is_light(site: Site, stmt: ast.stmt) -> bool:
     return True
 
 
+def _is_row(node: ast.AST) -> bool:
+    """Whether an expression takes rows of a table: what they are takes longer to compare than where they are."""
+    if not isinstance(node, ast.Subscript):
+        return False
+    indexer = isinstance(node.value, ast.Attribute) and node.value.attr in ("iloc", "loc")
+    return indexer or any(isinstance(inner, ast.Compare) for inner in ast.walk(node.slice))
+
+
 def _of_part(site: Site, part: _Part) -> Proposal | None:
     """Propose to keep what some statements assign; None if they cannot be a function of their own."""
     if isinstance(site.tree, ast.AsyncFunctionDef) or not are_whole_lines(site, part.kept):
         return None
     available = {*flow.parameters(site), *flow.assigned(part.before), *site.function.__code__.co_freevars}
     given = Arguments(site, part.kept, available)
+    if given.impossible:
+        given = Arguments(site, part.kept, available, whole=True)
     later = flow.read(part.after)
     results = [name for name in flow.assigned(part.kept) if name in later]
     certain = flow.always_assigned(part.kept)
@@ -142,6 +163,7 @@ def _of_part(site: Site, part: _Part) -> Proposal | None:
     names = given.names_with([one for one in results if one in available and one not in certain])
     if given.impossible or not (results or returns) or any(one not in certain and one not in names for one in results):
         return None
+    names = dict(sorted(names.items(), key=lambda one: one[1] != site.instance))  # the whole object first
     text = text_of(site, part.kept, given.edits)
     text += "" if returns else f"\nreturn {', '.join(results)}"
     call = f"{_name(site)}({', '.join(names.values())})"
@@ -149,7 +171,7 @@ def _of_part(site: Site, part: _Part) -> Proposal | None:
     lines = site.source.splitlines(keepends=True)
     first, last = part.kept[0].lineno - 1, part.kept[-1].end_lineno or part.kept[-1].lineno
     code = "".join([*lines[:first], " " * part.kept[0].col_offset + call + "\n", *lines[last:]])
-    return _proposal(site, code, list(names), text, given.fixed)
+    return _proposal(site, code, list(names), text, given.fixed, files=site.instance in names.values())
 
 
 def _of_value(site: Site, value: ast.expr) -> Proposal | None:
@@ -164,11 +186,26 @@ def _of_value(site: Site, value: ast.expr) -> Proposal | None:
     return _proposal(site, code, list(names), text, given.fixed)
 
 
-def _proposal(site: Site, code: str, names: Sequence[str], text: str, fixed: Sequence[str]) -> Proposal:
+def _proposal(
+    site: Site, code: str, names: Sequence[str], text: str, fixed: Sequence[str], *, files: bool = False
+) -> Proposal:
+    """Return the proposal.
+
+    Args:
+        site: The slow line.
+        code: The function with a call of what is kept.
+        names: The arguments of what is kept.
+        text: The code of what is kept.
+        fixed: The arguments that are large.
+        files: Whether the files that it reads are not known from its arguments.
+    """
     short = f"Keep the results of `{site.tree.name}` with nbloader.cached"
     large = list(dict.fromkeys(name for name in fixed if name in names))
     helper = _function(site, names, text, large)
-    told = f" Changes of {' and '.join(f'`{name}`' for name in large)} in place are not noticed." if large else ""
+    changes = (
+        f"{' and '.join(f'`{name}`' for name in large)} in place{', and of the files that it reads,' if files else ''}"
+    )
+    told = f" Changes of {changes} are not noticed." if large else ""
     return Proposal(WHY, INSTEAD + told, code, helper, saves="later", short=short, is_certain=False)
 
 
