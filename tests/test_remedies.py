@@ -1389,6 +1389,29 @@ def test_a_dataset_of_hdf5_is_read_into_memory_once(tmp_path):
         assert difference(function(path), rewritten(function, proposal)(path)).equal
 
 
+def test_all_datasets_that_a_function_reads_are_read_into_memory_together(tmp_path):
+    h5py = pytest.importorskip("h5py")
+    path = str(tmp_path / "x.h5")
+    with h5py.File(path, "w") as file:
+        for name in ("x", "y"):
+            file.create_dataset(name, data=np.arange(40).reshape(10, 4), chunks=(10, 4), compression="gzip")
+    source = (
+        "import h5py\ndef f(p):\n    with h5py.File(p) as file:\n        x = file['x'][3]\n        y = file['y'][4]\n"
+        "    return x + y"
+    )
+    function = defined(tmp_path, source)
+    both, *single = changes("hdf5-chunks", function)
+    assert (both.code.count("in_memory("), "with" in both.code, both.fallback) == (2, False, False)
+    assert [(one.code.count("in_memory("), one.fallback) for one in single] == [(1, True), (1, True)]
+    for one in (both, *single):
+        assert difference(function(path), rewritten(function, one)(path)).equal
+    lines = tuple(replace(line_of(function, number), share=0.3) for number in (3, 4))
+    found = search(
+        HotLines(lines=lines, samples=100), Samples(types.SimpleNamespace(f=function), None, (), False), None, None
+    )
+    assert [one.code.count("= in_memory(") for one in found if one.name == "hdf5-chunks"] == [2], "once"
+
+
 @pytest.mark.parametrize("body", ["rows = file[name]\n    return rows[2:4] * 2", "return file[name][2:4] * 2"])
 def test_a_dataset_of_an_hdf5_file_that_a_function_is_given_is_read_into_memory_once(body, tmp_path):
     h5py = pytest.importorskip("h5py")
@@ -1495,7 +1518,9 @@ def test_what_is_the_same_in_each_epoch_is_cached_if_there_is_memory_for_it(tmp_
         """
     owner = defined(tmp_path, source)()
     function = type(owner).__getitem__
-    whole, *_rest, proposal = proposals("same-each-epoch", function, owner=owner, facts=Facts(samples=1000, nbytes=50_000))
+    whole, *_rest, proposal = proposals(
+        "same-each-epoch", function, owner=owner, facts=Facts(samples=1000, nbytes=50_000)
+    )
     assert "return same_each_epoch(self, i)" in whole.code
     assert "@nbloader.cached(fixed=['dataset'])\ndef same_each_epoch(dataset, i):\n" in whole.helper
     assert "    second = dataset.load(i)\n" in whole.helper

@@ -31,7 +31,7 @@ from nbloader.remedies.no_remedy import why_none
 from nbloader.remedies.pasted import is_pasted
 from nbloader.remedies.pictures import size_of
 from nbloader.remedies.remedy import Proposal, Remedy
-from nbloader.remedies.results import EXACT, Remedies, RemedyResult, best_of, summed, without_lesser
+from nbloader.remedies.results import CLEAR_GAIN, EXACT, Remedies, RemedyResult, best_of, summed, without_lesser
 from nbloader.remedies.site import NO_FACTS, Facts, Site, locate, replaceable
 from nbloader.remedies.threads import blas_threads, opencv_threads
 from nbloader.remedies.trial import FAR_SLOWER, LATE, Cost, Kept, Measured, Trial
@@ -320,6 +320,7 @@ def search(
                     one = replace(one, locked=_lock_wait(hot, one.line))
                 tried.append(_predicted(one, hot, predict, samples.collating))
     helping = without_lesser(sorted((one for one in tried if one.helps), key=_rank))
+    helping = [one for one in helping if not any(_is_enough(other, one, hot) for other in helping)]
     for one in tried:
         if one.raised:
             log.debug("the remedy %s for %s: %s", one.name, one.line.place, one.problem)
@@ -362,16 +363,26 @@ def _is_part(found: _Found, other: RemedyResult, hot: HotLines) -> bool:
     return both and other.helps and is_called(found.site.line, other.line, hot)
 
 
+def _is_enough(other: RemedyResult, cache: RemedyResult, hot: HotLines) -> bool:
+    """Whether code that a cached function runs becomes about as fast as the cache, and in the first epoch, too."""
+    first = cache.gains_later and not other.gains_later and other.gain * CLEAR_GAIN >= cache.gain
+    return first and is_called(other.line, cache.line, hot)
+
+
 def _known(sites: Sequence[Site], remedies: Sequence[Remedy]) -> list[_Found]:
     """Return what is known for the lines."""
     found = []
     seen: set[tuple[str, str]] = set()  # two lines of a function may lead to the same code
     for site in (one for one in sites if not (one.is_kept or is_pasted(one, REMEDIES))):
         for remedy in remedies:
-            proposals = []
+            proposals: list[Proposal] = []
             proposed = remedy.propose(site)
+            again = False  # whether a proposal is made for another line as well
             for proposal in proposed:
                 key = proposal.code or proposal.why, proposal.helper
+                again |= key in seen
+                if proposal.fallback and again:
+                    continue
                 named = with_free_names(site, proposal)
                 if key not in seen and proposal.is_valid and named is not None:
                     seen.add(key)

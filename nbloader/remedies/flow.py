@@ -162,7 +162,7 @@ def _chosen(site: Site, node: ast.Subscript) -> Sequence[Any] | None:
     bounds = node.slice
     if not isinstance(bounds, ast.Slice) or bounds.step is not None:
         return None
-    values = [one.value if isinstance(one, ast.Constant) else one for one in (bounds.lower, bounds.upper)]
+    values: list[Any] = [one.value if isinstance(one, ast.Constant) else one for one in (bounds.lower, bounds.upper)]
     items = site.target(node.value)
     if items is UNKNOWN and isinstance(node.value, ast.Attribute):  # of an object that applies them
         items = attributes_of(site.target(node.value.value)).get(node.value.attr)

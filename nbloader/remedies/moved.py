@@ -120,8 +120,9 @@ class Arguments(ast.NodeTransformer):
         )
         """Whether there is a method of `self`, the whole of `self`, or something random."""
         if whole:
+            attributes = attributes_of(site.owner).values()
             self.impossible |= not self._instance or bool(changed_by_class(site).attributes)
-            self.impossible |= any(not (_is_long(one) or _can_compare(one)) for one in attributes_of(site.owner).values())
+            self.impossible |= not all(_is_long(one) or _can_compare(one) for one in attributes)
         self.nodes = [self.visit(copy.deepcopy(node)) for node in nodes]
         """The code, with the arguments."""
         if whole:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from nbloader.remedies import flow
 from nbloader.remedies.remedy import Proposal
@@ -23,41 +25,60 @@ class Hdf5Chunks:
     name = "hdf5-chunks"
 
     def propose(self, site: Site) -> list[Proposal]:
-        """See `Remedy`."""
-        files = paths_of_files(site)
-        edits, certain = [], True
-        for node in site.nodes:
-            if not isinstance(node, ast.Subscript):
-                continue
-            dataset = _dataset(site, node.value)
-            if dataset is None:
-                continue
-            name, path = dataset.slice, files.get(site.text(dataset.value))
-            is_name = isinstance(name, ast.Constant) and isinstance(name.value, str)
-            if path is None and _may_be_file(site, dataset.value):
-                path, certain = f"{site.text(dataset.value)}.file.filename", False
-            if path is not None and not isinstance(name, (ast.Slice, ast.Tuple)):
-                certain &= is_name
-                edits.append(Edit(node.value, f"in_memory({path}, {site.text(name)})"))
-        if not edits:
+        """See `Remedy`. All datasets that the function reads are tried first: then it need not open the file."""
+        here = _reads(site, list(site.nodes))
+        if not here:
             return []
-        tools, h5py = site.module("functools", "functools"), site.module("h5py", "h5py")
-        imports = "".join(f"{part.helper}\n" for part in (tools, h5py) if part.helper)
-        helper = KEPT.format(imports=f"{imports}\n" if imports else "", tools=tools.name, h5py=h5py.name)
-        return [
-            Proposal(
-                why="Each sample reads a whole chunk of the file, and unpacks it if it is compressed.",
-                instead=(
-                    "Write the file with one sample per chunk (create_dataset(..., chunks=(1, ...))), without gzip. If "
-                    "the dataset fits into the memory of each worker, read it once, as below."
-                ),
-                code=_without_unused(site.rewritten(*edits)),
-                helper=helper,
-                must_help=not certain,
-                short="Read the HDF5 dataset once per worker",
-                is_certain=False,
-            )
-        ]
+        every = _reads(site, list(site.body))
+        choices = [every, here] if len(every) > len(here) else [here]
+        return [_proposal(site, choice, fallback=choice is not choices[0]) for choice in choices]
+
+
+class _Read(NamedTuple):
+    """A dataset that is read."""
+
+    edit: Edit
+    is_certain: bool
+    """Whether it is known to be one."""
+
+
+def _reads(site: Site, nodes: Sequence[ast.AST]) -> list[_Read]:
+    """Return the datasets of HDF5 files that some code reads a part of."""
+    files = paths_of_files(site)
+    found = []
+    for node in nodes:
+        if not isinstance(node, ast.Subscript):
+            continue
+        dataset = _dataset(site, node.value)
+        if dataset is None:
+            continue
+        name, path = dataset.slice, files.get(site.text(dataset.value))
+        is_certain = isinstance(name, ast.Constant) and isinstance(name.value, str)
+        if path is None and _may_be_file(site, dataset.value):
+            path, is_certain = f"{site.text(dataset.value)}.file.filename", False
+        if path is not None and not isinstance(name, (ast.Slice, ast.Tuple)):
+            found.append(_Read(Edit(node.value, f"in_memory({path}, {site.text(name)})"), is_certain))
+    return found
+
+
+def _proposal(site: Site, reads: Sequence[_Read], *, fallback: bool) -> Proposal:
+    tools, h5py = site.module("functools", "functools"), site.module("h5py", "h5py")
+    imports = "".join(f"{part.helper}\n" for part in (tools, h5py) if part.helper)
+    helper = KEPT.format(imports=f"{imports}\n" if imports else "", tools=tools.name, h5py=h5py.name)
+    which = "the datasets fit" if len(reads) > 1 else "the dataset fits"
+    return Proposal(
+        why="Each sample reads a whole chunk of the file, and unpacks it if it is compressed.",
+        instead=(
+            "Write the file with one sample per chunk (create_dataset(..., chunks=(1, ...))), without gzip. If "
+            f"{which} into the memory of each worker, read {'them' if len(reads) > 1 else 'it'} once, as below."
+        ),
+        code=_without_unused(site.rewritten(*(one.edit for one in reads))),
+        helper=helper,
+        must_help=not all(one.is_certain for one in reads),
+        short=f"Read the HDF5 dataset{'s' if len(reads) > 1 else ''} once per worker",
+        is_certain=False,
+        fallback=fallback,
+    )
 
 
 def _dataset(site: Site, node: ast.expr) -> ast.Subscript | None:
