@@ -805,3 +805,38 @@ def test_what_is_outside_stands_in_the_table(row, tmp_path, monkeypatch):
         assert f() == before
     finally:
         np.set_printoptions(precision=precision)
+
+
+MEMO = """\
+import nbloader
+KEPT = {{}}
+CONFIG = {{"scale": 2}}
+{other}
+def load(i):
+    if i not in KEPT:
+        KEPT[(i, 0)[0]] = i * CONFIG["scale"]
+    return KEPT[i]
+@nbloader.cached
+def f(i):
+    return load(i) + 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("other", "kept"),
+    [
+        ("", True),
+        ("def set_up(i, value):\n    KEPT[i] = value", False),
+        ("class Settings:\n    def set_up(self, i, value):\n        KEPT[i] = value", False),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:nbloader does not keep results of the cached function f")
+def test_a_dict_in_which_one_function_keeps_results_is_not_compared(other, kept):
+    """If others fill it as well, it is a setting, and nothing is kept while it changes."""
+    names = {"__name__": "__main__"}
+    exec(compile(MEMO.format(other=other), "<memo>", "exec"), names)
+    assert [names["f"](1), names["f"](1)] == [3, 3]
+    assert process_cache.gauge().hits == kept
+    names["CONFIG"]["scale"] = 5
+    names["KEPT"].clear()
+    assert names["f"](1) == 6, "what it only reads is compared"

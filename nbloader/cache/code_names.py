@@ -27,6 +27,12 @@ def all_names(code: CodeType) -> frozenset[str]:
 
 
 @functools.lru_cache(maxsize=4096)
+def stored_into(code: CodeType) -> frozenset[str]:
+    """Return the names of the globals whose items code assigns, as in `CACHE[key] = value`."""
+    return frozenset(_stored_into(code))
+
+
+@functools.lru_cache(maxsize=4096)
 def imported_modules(code: CodeType, package: str) -> tuple[str, ...]:
     """Return the absolute names of the modules that code imports.
 
@@ -43,6 +49,24 @@ def _globals(code: CodeType) -> Iterator[str]:
             yield instruction.argval
     for nested in _nested(code):
         yield from _globals(nested)
+
+
+def _stored_into(code: CodeType) -> Iterator[str]:
+    instructions = list(dis.get_instructions(code))
+    for number, instruction in enumerate(instructions):
+        if instruction.opname != "STORE_SUBSCR":
+            continue
+        pushed = 0  # by the code of the key, which the code of the container precedes
+        for before in range(number - 1, 0, -1):
+            one = instructions[before]
+            pushed += dis.stack_effect(one.opcode, one.arg, jump=False)
+            if pushed >= 1:
+                container = instructions[before - 1]
+                if pushed == 1 and container.opname == "LOAD_GLOBAL":
+                    yield container.argval
+                break
+    for nested in _nested(code):
+        yield from _stored_into(nested)
 
 
 def _nested(code: CodeType) -> Iterator[CodeType]:

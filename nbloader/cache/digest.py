@@ -25,6 +25,7 @@ import hashlib
 import importlib
 import importlib.machinery
 import importlib.util
+import inspect
 import itertools
 import operator
 import struct
@@ -50,7 +51,7 @@ import numpy as np
 
 from nbloader._util.signals import raised_by_handler
 from nbloader.cache import owner
-from nbloader.cache.code_names import all_names, global_names, imported_modules
+from nbloader.cache.code_names import all_names, global_names, imported_modules, stored_into
 from nbloader.cache.file_version import FileVersion
 from nbloader.shm.shared_objects import SharedMapping, SharedSequence
 
@@ -233,6 +234,26 @@ def _all_parts(read: Callable[[Any], Sequence[Any]], objects: Sequence[Any]) -> 
 
 def _same(some: Sequence[Any], others: Sequence[Any]) -> bool:
     return len(some) == len(others) and all(map(operator.is_, some, others))
+
+
+def _compared_globals(function: FunctionType) -> list[str]:
+    """Return the names of the globals that a function uses, except dicts in which it alone keeps what it computes."""
+    stored = stored_into(function.__code__)
+    return [name for name in global_names(function.__code__) if name not in stored or not _is_memo(function, name)]
+
+
+def _is_memo(function: FunctionType, name: str) -> bool:
+    """Whether a global is a dict that no other function or class of the module uses."""
+    namespace = function.__globals__
+    if type(namespace.get(name)) is not dict:
+        return False
+    for other in list(namespace.values()):
+        parts = vars(other).values() if isinstance(other, type) else [other]
+        for part in parts:
+            code = getattr(inspect.unwrap(part) if isinstance(part, FunctionType) else part, "__code__", None)
+            if code is not None and code is not function.__code__ and name in all_names(code):
+                return False
+    return True
 
 
 # ---- memory ---------------------------------------------------------------------------------------------------------
@@ -600,7 +621,7 @@ class Walk:
             self._library(code.co_filename)
             return
         self.names |= all_names(code)
-        self._look_up(function.__globals__, global_names(code))
+        self._look_up(function.__globals__, _compared_globals(function))
         for name in imported_modules(code, function.__globals__.get("__package__") or ""):
             self._imported(name)
 

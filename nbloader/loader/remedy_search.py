@@ -315,7 +315,7 @@ def search(
                 shown.add(found.samples(samples))
                 continue
             for result in _tried(found, samples, run, shown, end):
-                one = replace(result, changed=changed_lines(found.site, result.proposal), in_class=found.site.in_class)
+                one = replace(result, changed=_changed(found.site, result.proposal), in_class=found.site.in_class)
                 if one.proposal.saves == "lock":
                     one = replace(one, locked=_lock_wait(hot, one.line))
                 tried.append(_predicted(one, hot, predict, samples.collating))
@@ -329,7 +329,7 @@ def search(
     note = "" if helping else why_none(lines[0], sites, hot, remains, MIN_SHARE)
     advice = _to_merge(helping)
     advice += [PERSISTENT] if new_workers and any(one.proposal.keeps_in_worker for one in helping) else []
-    covered = any(_is_same_function(one.line, lines[0]) or is_called(lines[0], one.line, hot) for one in helping)
+    covered = any(_is_same_function(one.line, lines[0]) or _is_below(lines[0], one, hot) for one in helping)
     if helping and not covered:
         advice.insert(0, why_none(lines[0], sites, hot, (), MIN_SHARE))
     return Remedies(helping, note, useless, " ".join(advice))
@@ -360,13 +360,13 @@ def _rank(found: RemedyResult) -> tuple[bool, float]:
 def _is_part(found: _Found, other: RemedyResult, hot: HotLines) -> bool:
     """Whether a cache for a line would only keep parts of what another cache keeps, which has gained something."""
     both = found.name == other.name == same_each_epoch.REMEDY.name
-    return both and other.helps and is_called(found.site.line, other.line, hot)
+    return both and other.helps and _is_below(found.site.line, other, hot)
 
 
 def _is_enough(other: RemedyResult, cache: RemedyResult, hot: HotLines) -> bool:
     """Whether code that a cached function runs becomes about as fast as the cache, and in the first epoch, too."""
     first = cache.gains_later and not other.gains_later and other.gain * CLEAR_GAIN >= cache.gain
-    return first and is_called(other.line, cache.line, hot)
+    return first and _is_below(other.line, cache, hot)
 
 
 def _known(sites: Sequence[Site], remedies: Sequence[Remedy]) -> list[_Found]:
@@ -445,12 +445,23 @@ def _whole_lines(hot: HotLines, of_stack: Callable[[Sequence[CodeLine]], Iterabl
     return lines
 
 
-def is_called(line: HotLine, caller: HotLine, hot: HotLines) -> bool:
-    """Whether a line nearly always runs while another one, of another function, waits for it to return."""
+def _changed(site: Site, proposal: Proposal) -> frozenset[int]:
+    """Return the numbers of the lines that a proposal replaces, in the file or cell."""
+    first = site.line.line - site.number
+    return frozenset(first + number for number in changed_lines(site, proposal))
+
+
+def _is_below(line: HotLine, caller: RemedyResult, hot: HotLines) -> bool:
+    """Whether a line nearly always runs while lines that a remedy replaces, of another function, wait for it."""
     own = [count for count in hot.stacks if any(_is_at(one, line) for one in count.stack)]
-    below = [count for count in own if any(_is_at(one, caller) for one in count.stack)]
+    below = [count for count in own if any(_is_replaced(one, caller) for one in count.stack)]
     whole, part = (sum(count.computing + count.waiting for count in counts) for counts in (own, below))
-    return not _is_same_function(line, caller) and part >= NEARLY_ALL * whole > 0
+    return not _is_same_function(line, caller.line) and part >= NEARLY_ALL * whole > 0
+
+
+def _is_replaced(code: CodeLine, remedy: RemedyResult) -> bool:
+    same = (code.file, code.function) == (remedy.line.file, remedy.line.function)
+    return same and (code.line in remedy.changed or code.line == remedy.line.line)
 
 
 def _is_at(code: CodeLine, line: HotLine) -> bool:

@@ -85,7 +85,7 @@ class RemedyResult:
     in_class: str = ""
     """Name of the class whose method is rewritten; "" if the function is no method."""
     changed: frozenset[int] = frozenset()
-    """The lines of the function that the code replaces, from 1."""
+    """The lines of the file or cell that the code replaces."""
 
     @property
     def gain(self) -> float:
