@@ -833,6 +833,7 @@ def f(i):
 @pytest.mark.filterwarnings("ignore:nbloader does not keep results of the cached function f")
 def test_a_dict_in_which_one_function_keeps_results_is_not_compared(other, kept):
     """If others fill it as well, it is a setting, and nothing is kept while it changes."""
+    assert "\n| A dict that only one function" in DOCS.read_text(encoding="utf-8")
     names = {"__name__": "__main__"}
     exec(compile(MEMO.format(other=other), "<memo>", "exec"), names)
     assert [names["f"](1), names["f"](1)] == [3, 3]
