@@ -1007,7 +1007,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             ((indices, facts),) = run(Scout(tried, self._index_sampler, samples))
             tried = tried._replace(indices=indices, facts=facts)
         bar = trial_bar if samples and report is None else no_bar
-        more_workers = self.stats().epoch_verdict.more_workers is not False
+        more_workers = self.stats().epoch_verdict.more_workers is True
         new = self.num_workers > 0 and not (self.persistent_workers or self._config.kind.in_process)
         found = search(hot, tried, run, predict, report, bar, more_workers=more_workers, new_workers=new)
         if samples:

@@ -293,7 +293,7 @@ def search(
         predict: See `Predict`.
         report: See `Report`.
         bar: Opens a bar for a number of samples.
-        more_workers: Whether more workers may help; False if the verdict says that they do not.
+        more_workers: Whether more workers help, as the verdict says.
         new_workers: Whether each epoch has new worker processes.
     """
     lines = [line for line in (*hot, *_of_libraries(hot)) if line.line and line.share >= MIN_SHARE]

@@ -41,8 +41,8 @@ def why_none(slowest: HotLine, sites: Sequence[Site], hot: HotLines, remains: Se
         min_share: Lines with a smaller share are not named.
     """
     what = f"`{clean(slowest.source or slowest.function, SHOWN)}` ({slowest.place})"
-    found = f"nbloader has no ready code that makes {what} faster"
-    what_remains = hot.elsewhere or (f"What remains: {', or '.join(remains)}." if remains else "")
+    found = f"{hot.elsewhere} nbloader has no ready code that makes {what} faster".lstrip()
+    what_remains = f"What remains: {', or '.join(remains)}." if remains and not hot.elsewhere else ""
     here = [site for site in sites if site.line is slowest]
     if any(site.is_kept for site in here):
         return f"{found}: a cache keeps its results, so it runs once for each of them. {what_remains}".rstrip()
