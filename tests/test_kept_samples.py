@@ -52,10 +52,13 @@ TRANSFORMED = """\
     """
 LOOP = "for t in self.transforms:\n                x = t(x)"
 COMPOSE = "x = self.transform(x)"
+OTHER = "y = x\n            x = self.transform(y + 1), y\n            x = x[0] + x[1]"
+RETURNED = "return self.transform(x), i"
+GIVEN = "if self.transform is not None:\n                x = self.transform(x)"
 
 
 @unit
-@pytest.mark.parametrize("applied", [LOOP, COMPOSE])
+@pytest.mark.parametrize("applied", [LOOP, COMPOSE, GIVEN, OTHER, RETURNED])
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=30)
 @given(kinds=st.lists(st.sampled_from(["Double", "Add", "Jitter"]), max_size=5))
 def test_transforms_before_the_first_random_one_are_kept(tmp_path, applied, kinds):
