@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import numpy as np
@@ -212,3 +213,43 @@ def test_floats_that_become_shorter_are_converted_in_the_workers():
     )
     assert any("integers" in one.problem for one in measured), "it was tried"
     assert "four times the bytes" not in str(found)
+
+
+def far(x, y):
+    return math.sqrt((x - y) * (x - y) + 1.0)
+
+
+class Stands:
+    def __init__(self):
+        self.stands = pd.DataFrame({"id": np.arange(60), "x": np.linspace(0.0, 9.0, 60)})
+
+    def __len__(self):
+        return 200
+
+    def nearest(self, x):
+        best, least = -1, 1e9
+        for number, y in zip(self.stands["id"], self.stands["x"]):  # noqa: B905 - as users write it
+            distance = far(x, y)
+            if distance < least:
+                best, least = number, distance
+        return best
+
+    def __getitem__(self, i):
+        found = 0
+        for step in range(40):
+            found += self.nearest(step + random.random())
+        return np.int64(found)
+
+
+def test_a_loop_that_calls_a_slow_function_is_compiled_with_it():
+    pytest.importorskip("numba")
+    with nbloader.DataLoader(Stands(), batch_size=10, num_workers=1) as loader:
+        hot = profiled(loader).hot_lines()
+        found = loader.remedies(samples=20)
+    assert any(line.function == "far" for line in hot)
+    best = next(one for one in found if one.name == "python-loop")
+    assert best.line.function == "Stands.nearest"
+    assert "compiled_far = numba.njit(far, boundscheck=True)" in best.proposal.helper
+    assert "columns_of(self.stands)['x']" in best.code, "converted once"
+    assert best.gain > 3
+    assert str(found).count("def compiled_nearest") == 1, "shown once"

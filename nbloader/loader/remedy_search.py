@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 from nbloader._platform import available_memory
-from nbloader._util.code_places import place_of, source_line
+from nbloader._util.code_places import is_library, place_of, source_line
 from nbloader._util.format import megabytes
 from nbloader.cache.sample_cache import MEMORY_SHARE
 from nbloader.diagnose.what_if import Prediction
@@ -26,7 +26,7 @@ from nbloader.remedies.calls import measure_calls
 from nbloader.remedies.changed_lines import changed_lines
 from nbloader.remedies.difference import array_of
 from nbloader.remedies.free_names import with_free_names
-from nbloader.remedies.kinds import REMEDIES, same_each_epoch
+from nbloader.remedies.kinds import REMEDIES, python_loop, same_each_epoch
 from nbloader.remedies.no_remedy import why_none
 from nbloader.remedies.pasted import is_pasted
 from nbloader.remedies.pictures import size_of
@@ -303,7 +303,10 @@ def search(
     lines.sort(key=lambda line: -line.share)
     sites = [site for line in lines if (site := _site(line, samples)) is not None][:LINES]
     calling = [site for line in _calling(hot, lines) if (site := _site(line, samples)) is not None][:CALLING]
-    known = [*_known(calling, (same_each_epoch.REMEDY,)), *_known(sites, REMEDIES)]
+    looping = [site for line in _looping(hot, lines) if (site := _site(line, samples)) is not None and site.is_in_loop]
+    seen: set[tuple[str, str]] = set()
+    known = _known(looping[:CALLING], (python_loop.REMEDY,), seen)
+    known += [*_known(calling, (same_each_epoch.REMEDY,), seen), *_known(sites, REMEDIES, seen)]
     tried: list[RemedyResult] = []
     end = time.perf_counter() + SEARCH_SECONDS
     with bar(sum(found.samples(samples) for found in known)) as shown:
@@ -369,10 +372,15 @@ def _is_enough(other: RemedyResult, cache: RemedyResult, hot: HotLines) -> bool:
     return first and _is_below(other.line, cache, hot)
 
 
-def _known(sites: Sequence[Site], remedies: Sequence[Remedy]) -> list[_Found]:
-    """Return what is known for the lines."""
+def _known(sites: Sequence[Site], remedies: Sequence[Remedy], seen: set[tuple[str, str]]) -> list[_Found]:
+    """Return what is known for the lines.
+
+    Args:
+        sites: The lines.
+        remedies: The remedies that are asked.
+        seen: What is known already: two lines of a function may lead to the same code.
+    """
     found = []
-    seen: set[tuple[str, str]] = set()  # two lines of a function may lead to the same code
     for site in (one for one in sites if not (one.is_kept or is_pasted(one, REMEDIES))):
         for remedy in remedies:
             proposals: list[Proposal] = []
@@ -418,6 +426,24 @@ def _calling(hot: HotLines, lines: Sequence[HotLine]) -> list[HotLine]:
         most.setdefault((one.file, one.function), one)
     known = {(line.file, line.line) for line in lines}
     return [one for one in most.values() if one.share >= MIN_CALLING and (one.file, one.line) not in known]
+
+
+def _looping(hot: HotLines, lines: Sequence[HotLine]) -> list[HotLine]:
+    """Return the lines of other functions that call the functions of slow lines: they may do so in a loop.
+
+    Args:
+        hot: All lines.
+        lines: The slow lines.
+    """
+    slow = {(line.file, line.function) for line in lines}
+
+    def callers(stack: Sequence[CodeLine]) -> set[CodeLine]:
+        pairs = itertools.pairwise(stack)
+        return {outer for outer, inner in pairs if (inner.file, inner.function) in slow and not is_library(outer.file)}
+
+    known = {(line.file, line.line) for line in lines}
+    found = [line for line in _whole_lines(hot, callers) if line.share >= MIN_CALLING]
+    return sorted((line for line in found if (line.file, line.line) not in known), key=lambda line: -line.share)
 
 
 def _whole_lines(hot: HotLines, of_stack: Callable[[Sequence[CodeLine]], Iterable[CodeLine]]) -> list[HotLine]:

@@ -18,6 +18,7 @@ import torch
 
 from nbloader.remedies import flow
 from nbloader.remedies.changes import changed_in_place, root_of
+from nbloader.remedies.frames import COLUMNS_OF
 from nbloader.remedies.moved import Arguments, are_whole_lines, text_of
 from nbloader.remedies.site import NO_FACTS, UNKNOWN, Edit, Node, Site, site_of
 
@@ -119,7 +120,8 @@ def _compiled(site: Site, region: Sequence[ast.stmt], *, as_arrays: bool) -> Com
     results += [name for name in given.local if name in changed and name not in results and passing.copies(name)]
     unsure = [name for name in results if name in available and name not in flow.always_assigned(region)]
     items = _items(site, region, changed)
-    if any(_has_text_key(node) and all(node not in one.nodes for one in items) for node in flow.inside(region)):
+    replaced = {_place(edit.node) for edit in given.edits} | {_place(node) for one in items for node in one.nodes}
+    if any(_has_text_key(node) and _place(node) not in replaced for node in flow.inside(region)):
         raise CannotCompileError
     names = given.names_with(unsure) | {one.name: one.text for one in items}
     whole = {one.container for one in items}.difference(flow.read(_without_items(given.nodes, items)))
@@ -136,6 +138,7 @@ def _compiled(site: Site, region: Sequence[ast.stmt], *, as_arrays: bool) -> Com
     functions = "".join(f"compiled_{one} = numba.njit({one}, boundscheck=True)\n\n" for one in called)
     head = f"@numba.njit(boundscheck=True)\ndef {name}({', '.join(names)}):"
     imports = "import numba\n" + (f"{passing.np.helper}\n" if passing.np.helper and passing.uses_numpy else "")
+    imports += f"\n{COLUMNS_OF}" if passing.uses_columns else ""
     first = f"{', '.join(results)} = {call}" if results else call
     lines = site.source.splitlines(keepends=True)
     last = region[-1].end_lineno or region[-1].lineno
@@ -284,6 +287,11 @@ def _items(site: Site, region: Sequence[ast.stmt], changed: set[str]) -> list[_I
     return list(found.values())
 
 
+def _place(node: Any) -> tuple[int, int, int | None]:
+    """Return where an expression stands: copies of it have the same place."""
+    return node.lineno, node.col_offset, node.end_col_offset
+
+
 def _has_text_key(node: ast.AST) -> bool:
     return (
         isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str)
@@ -349,6 +357,8 @@ class _Passing:
         self.np = site.module("numpy", "np")
         self.uses_numpy = False
         """Whether a value is passed as an array of NumPy."""
+        self.uses_columns = False
+        """Whether a value is a column of a data frame."""
 
     def text(self, value: str) -> str:
         """Return how to pass a value: of a tensor, the array that shares its memory; of a list, an array.
@@ -359,6 +369,9 @@ class _Passing:
         node = ast.parse(value, mode="eval").body
         name = node.id if isinstance(node, ast.Name) else ""
         known: Any = self._site.target(node)
+        if isinstance(node, ast.Subscript) and type(self._site.target(node.value)).__name__ == "DataFrame":
+            self.uses_columns = True
+            return f"columns_of({ast.unparse(node.value)})[{ast.unparse(node.slice)}]"
         if isinstance(known, torch.Tensor) or self._comes_from(name, "torch"):
             return f"{value}.numpy()"
         numbers = isinstance(known, (list, tuple)) and bool(known) and all(isinstance(x, (int, float)) for x in known)

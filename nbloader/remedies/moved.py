@@ -176,6 +176,8 @@ class Arguments(ast.NodeTransformer):
             return self.generic_visit(node)
         own = isinstance(node.value, ast.Attribute) and self._is_own(node.value)
         table = own and type(self._site.target(node.value)).__name__ == "DataFrame"
+        if own and table and not self._by_contents and isinstance(node.slice, ast.Constant):
+            return self._argument(node, str(node.slice.value))
         if own and not table and self._is_known(node.slice):
             return self._argument(node, f"one_of_{ast.unparse(node.value).rpartition('.')[2].strip('_')}")
         return self._argument(node, "setting") if self._is_setting(node) else self.generic_visit(node)

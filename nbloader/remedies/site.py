@@ -237,6 +237,12 @@ class Site:
         kinds = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Lambda)
         return any(isinstance(outer, kinds) and node in set(ast.walk(outer)) for outer in self.body)
 
+    @property
+    def is_in_loop(self) -> bool:
+        """Whether the line runs once for each step of a loop."""
+        loops = (ast.For, ast.While)
+        return any(isinstance(one, loops) and one.lineno < self.number <= (one.end_lineno or 0) for one in self.body)
+
     def loops_around(self, node: ast.AST) -> int:
         """Return the number of loops and comprehensions of the function that a node is inside."""
         kinds = (ast.For, ast.AsyncFor, ast.While, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)

@@ -6,21 +6,15 @@ import ast
 from typing import NamedTuple
 
 from nbloader.remedies import flow
+from nbloader.remedies.frames import COLUMNS_OF
 from nbloader.remedies.remedy import Proposal
 from nbloader.remedies.site import Edit, Site
 
-COLUMNS = '''\
-_columns = {}
-
-def columns_of(frame):
-    """The columns of a data frame as arrays, converted once per process."""
-    if id(frame) not in _columns:
-        _columns[id(frame)] = frame, {name: frame[name].to_numpy() for name in frame}
-    return _columns[id(frame)][1]
-
+ROW_OF = """
 def row_of(frame, position):
     return {name: values[position] for name, values in columns_of(frame).items()}
-'''
+"""
+COLUMNS = COLUMNS_OF + ROW_OF
 VALUES = '''\
 _values = {}
 
