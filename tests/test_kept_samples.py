@@ -253,3 +253,64 @@ def test_a_loop_that_calls_a_slow_function_is_compiled_with_it():
     assert "columns_of(self.stands)['x']" in best.code, "converted once"
     assert best.gain > 3
     assert str(found).count("def compiled_nearest") == 1, "shown once"
+
+
+ITEMS = """\
+    import json, random
+    import numpy as np
+    LABELS = ["a", "b"]
+    class f:
+        def __init__(self, frame):
+            self.frame = frame
+        def __getitem__(self, i):
+            row = self.frame.iloc[i]
+            text = json.loads(str(row["x"]))
+            value = random.random()
+            {last}
+    """
+
+
+@unit
+@pytest.mark.parametrize(
+    ("last", "results"),
+    [
+        ("return text, value, row['x'], row['x'] + row['y']", "text, row_x, row_y"),
+        ("return text, value, row[LABELS].tolist()", "text, row_labels"),
+        ("return text, value, row['x'], len(row)", "row, text"),
+        ("return text, value, row['x'] if value > 2 else 0", "row, text"),
+        ("row_x = 3\n            return text, value, row['x'], row_x", "row, text"),
+    ],
+)
+def test_of_a_row_only_the_items_that_are_read_later_are_kept(tmp_path, last, results):
+    frame = pd.DataFrame({"x": range(9), "y": 2.0, "a": 1, "b": 0})
+    owner = defined(tmp_path, ITEMS.format(last=last))(frame)
+    function = type(owner).__getitem__
+    found = proposals("same-each-epoch", function, owner=owner, facts=FACTS)
+    assert any(f"{results} = same_each_epoch(" in one.code for one in found), found
+    for one in found:
+        new = rewritten(function, one)
+        for _epoch in range(2):
+            random.seed(3)
+            expected = function(owner, 4)
+            random.seed(3)
+            assert new(owner, 4) == expected
+
+
+@unit
+@pytest.mark.parametrize(("values", "found"), [("[1, 2]", False), ("np.arange(3)", True)])
+def test_iterating_over_a_list_is_nothing_to_compute_once(tmp_path, values, found):
+    source = f"""\
+        import numpy as np
+        VALUES = {values}
+        def f(x):
+            for position, value in zip(VALUES, VALUES):
+                x = x + position * value
+            return x
+        """
+    assert bool(proposals("computed-each-time", defined(tmp_path, source))) is found
+
+
+@unit
+def test_numbers_of_a_text_are_not_called_scalars(tmp_path):
+    source = "def f(line):\n    return [int(part) for part in line.strip().split(' ')]"
+    assert proposals("numbers-one-by-one", defined(tmp_path, source)) == []

@@ -188,7 +188,10 @@ class LineProfiler:
         if key not in self._remedies:
             from nbloader.remedies.advice import short_advice
 
-            self._remedies[key] = short_advice(line, self._roots())
+            found = short_advice(line, self._roots())
+            if found.is_kept:  # until the cache has its results
+                return found
+            self._remedies[key] = found
         return self._remedies[key]
 
     def tried(self, lines: Iterable[HotLine], found: Remedies) -> None:

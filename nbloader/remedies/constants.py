@@ -212,7 +212,7 @@ def _expressions(site: Site, slow: ast.stmt) -> Iterator[Constant]:
             returned = isinstance(parent, (ast.Return, ast.Tuple)) and not handle
             method = isinstance(parent, ast.Attribute) and is_change(parent.attr)
             shared = method or not modified.isdisjoint(flow.assigned([site.statement(node)]))
-            computes = bool(handle) or _computes(node)
+            computes = bool(handle) or (_computes(node) and not _is_cheap(site, node))
             if (
                 fixed
                 and computes
@@ -250,6 +250,13 @@ def _computes(node: ast.AST) -> bool:
         isinstance(one, (ast.For, *flow.COMPREHENSIONS)) or (isinstance(one, ast.Call) and _called(one) not in CHEAP)
         for one in ast.walk(node)
     )
+
+
+def _is_cheap(site: Site, node: ast.AST) -> bool:
+    """Whether code only iterates over lists, which takes no time before the first item."""
+    if not isinstance(node, ast.Call) or _called(node) not in ("enumerate", "zip", "reversed"):
+        return False
+    return all(type(site.target(one)) in (list, tuple, dict, range, str) for one in node.args)
 
 
 def _changed(stmt: ast.stmt) -> list[str]:

@@ -58,8 +58,14 @@ def _converted(node: ast.AST) -> _Converted | None:
         given, dtype = call.args[0], function.id
     else:
         return None
-    same = isinstance(given, ast.Name) and given.id == loop.target.id
+    same = isinstance(given, ast.Name) and given.id == loop.target.id and not _is_text(loop.iter)
     return _Converted(node, loop.iter, dtype) if same else None
+
+
+def _is_text(values: ast.expr) -> bool:
+    """Whether an expression splits a text: its parts are strings."""
+    called = {node.func.attr for node in ast.walk(values) if isinstance(node, ast.Call) and hasattr(node.func, "attr")}
+    return not called.isdisjoint({"split", "rsplit", "splitlines", "findall"})
 
 
 REMEDY = NumbersOneByOne()

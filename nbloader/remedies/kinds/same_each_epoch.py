@@ -28,6 +28,8 @@ SINGLE_ELEMENTS = 2
 """Number of loops inside which an expression is a single element, such as a pixel, which is too small for the cache."""
 LOOKUP = 100e-6
 """What a cache needs at least to compare arguments and to return a result, seconds."""
+FEW_ITEMS = 3
+"""At most so many items of a result are kept instead of the whole."""
 LIGHT = ("int", "len", "str", "float", "bool", "divmod", "min", "max", "range", "abs", "isinstance", "tuple", "dict")
 LIGHT_METHODS = (
     "format",
@@ -164,14 +166,47 @@ def _of_part(site: Site, part: _Part) -> Proposal | None:
     if given.impossible or not (results or returns) or any(one not in certain and one not in names for one in results):
         return None
     names = dict(sorted(names.items(), key=lambda one: one[1] != site.instance))  # the whole object first
+    items = [one for name in results if not returns for one in _items(site, part, name)]
+    whole = [name for name in results if name not in {one.container for one in items}]
     text = text_of(site, part.kept, given.edits)
-    text += "" if returns else f"\nreturn {', '.join(results)}"
+    text += "" if returns else f"\nreturn {', '.join([*whole, *dict.fromkeys(one.text for one in items)])}"
     call = f"{_name(site)}({', '.join(names.values())})"
-    call = f"return {call}" if returns else f"{', '.join(results)} = {call}"
-    lines = site.source.splitlines(keepends=True)
+    assigned = ", ".join([*whole, *dict.fromkeys(one.name for one in items)])
+    call = f"return {call}" if returns else f"{assigned} = {call}"
+    lines = site.rewritten(*(Edit(one.node, one.name) for one in items)).splitlines(keepends=True)
     first, last = part.kept[0].lineno - 1, part.kept[-1].end_lineno or part.kept[-1].lineno
     code = "".join([*lines[:first], " " * part.kept[0].col_offset + call + "\n", *lines[last:]])
     return _proposal(site, code, list(names), text, given.fixed, files=site.instance in names.values())
+
+
+class _Item(NamedTuple):
+    """An item of a result that is read later."""
+
+    container: str
+    """The variable with the item."""
+    name: str
+    """The variable that gets the item instead."""
+    text: str
+    """The item, as code."""
+    node: ast.Subscript
+
+
+def _items(site: Site, part: _Part, name: str) -> list[_Item]:
+    """Return the items of a result that are read later, if nothing else of it is: a row of a table has many more."""
+    nodes = list(flow.inside(part.after))
+    reads = [node for node in nodes if isinstance(node, ast.Name) and node.id == name]
+    found = []
+    for node in nodes:
+        if not isinstance(node, ast.Subscript) or node.value not in reads or not isinstance(node.ctx, ast.Load):
+            continue
+        known = isinstance(node.slice, ast.Name) and isinstance(site.target(node.slice), (list, str))
+        text = isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str)
+        if (known or text) and not flow.around(site, node, flow.BRANCHES) and node.lineno == node.end_lineno:
+            key = re.sub(r"\W+", "_", ast.unparse(node.slice)).strip("_").lower()
+            found.append(_Item(name, f"{name}_{key}", ast.unparse(node), node))
+    taken = {node.id for node in site.body if isinstance(node, ast.Name)}
+    free = taken.isdisjoint(one.name for one in found)
+    return found if len(found) == len(reads) and free and len({one.text for one in found}) <= FEW_ITEMS else []
 
 
 def _of_value(site: Site, value: ast.expr) -> Proposal | None:
