@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import threading
 
 import numpy as np
 import pandas as pd
@@ -15,6 +16,7 @@ from test_remedies import BY_NAME, defined, line_of, profiled, proposals, rewrit
 import nbloader
 from nbloader.loader.remedy_search import Samples, search
 from nbloader.metrics.hot_lines import HotLines
+from nbloader.remedies.calls import _key
 from nbloader.remedies.site import Facts
 from nbloader.remedies.transforms import with_first_transforms
 
@@ -314,3 +316,13 @@ def test_iterating_over_a_list_is_nothing_to_compute_once(tmp_path, values, foun
 def test_numbers_of_a_text_are_not_called_scalars(tmp_path):
     source = "def f(line):\n    return [int(part) for part in line.strip().split(' ')]"
     assert proposals("numbers-one-by-one", defined(tmp_path, source)) == []
+
+
+@unit
+def test_arguments_without_a_hash_are_compared_by_what_they_contain():
+    image = pytest.importorskip("PIL.Image")
+    pictures = [image.new("L", (4, 4), value) for value in (1, 2, 1)]
+    first, second, again = map(_key, pictures)
+    assert first == again != second
+    assert _key(lock := threading.Lock()) == _key(lock), "by identity"
+    assert len({_key(image.new("L", (4, 4), value)) for value in range(50)}) == 50, "also if the memory is used again"

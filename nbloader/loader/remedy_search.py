@@ -327,7 +327,7 @@ def search(
     for one in tried:
         if one.raised:
             log.debug("the remedy %s for %s: %s", one.name, one.line.place, one.problem)
-    useless = [one for one in tried if not (one.helps or one.raised or one.only_listed)]
+    useless = [one for one in tried if not (one.helps or one.raised or one.only_listed or _is_slower_cache(one))]
     remains = ["use more workers where cores are free"] if more_workers else []
     note = "" if helping else why_none(lines[0], sites, hot, remains, MIN_SHARE)
     advice = _to_merge(helping)
@@ -355,9 +355,15 @@ def _is_same_function(one: HotLine, other: HotLine) -> bool:
     return (one.file, one.function) == (other.file, other.function)
 
 
-def _rank(found: RemedyResult) -> tuple[bool, float]:
-    """Sort what was tried first, and what gains most. What gains from the second epoch on counts half."""
-    return not found.samples, -found.gain / (2 if found.gains_later else 1)
+def _rank(found: RemedyResult) -> tuple[bool, bool, float]:
+    """Sort what was tried first, what keeps the samples, and what gains most. What gains later counts half."""
+    exact = found.difference.within(EXACT)
+    return not found.samples, not (exact or found.proposal.loop), -found.gain / (2 if found.gains_later else 1)
+
+
+def _is_slower_cache(one: RemedyResult) -> bool:
+    """Whether a cache takes longer than what it would keep: nobody asks for it then."""
+    return one.proposal.saves == "later" and 0 < one.gain < 1
 
 
 def _is_part(found: _Found, other: RemedyResult, hot: HotLines) -> bool:

@@ -6,6 +6,7 @@ import ast
 import collections
 import contextlib
 import hashlib
+import pickle
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
@@ -103,7 +104,7 @@ def _profiled(profile: Callable[[FrameType, str, Any], object]) -> Iterator[None
 
 
 def _key(value: Any) -> Any:
-    """Return what is equal for equal arguments; of objects that are not known here, their identity."""
+    """Return what is equal for equal arguments, as far as they can be compared."""
     if isinstance(value, (tuple, list)):
         return type(value), *map(_key, value)
     if isinstance(value, dict):
@@ -115,5 +116,13 @@ def _key(value: Any) -> Any:
     try:
         hash(value)
     except TypeError:
-        return id(value)
+        return _contents(value)
     return type(value), value
+
+
+def _contents(value: Any) -> Any:
+    """Return a digest of what `pickle` saves of an object; something unique if it cannot be pickled."""
+    try:
+        return type(value), hashlib.blake2b(pickle.dumps(value)).digest()
+    except Exception:  # noqa: BLE001 - of the user's class
+        return object()

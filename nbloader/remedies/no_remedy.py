@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from nbloader._util.code_places import is_library, place_of, source_line
-from nbloader._util.format import clean, percent
+from nbloader._util.format import clean, megabytes, percent
 from nbloader.cache import process_cache
 from nbloader.diagnose.parts import MAJORITY
 from nbloader.events.stack_samples import CodeLine
@@ -24,6 +24,8 @@ NEXT = 2
 """Number of further lines that are named if nothing makes the slowest one faster."""
 SPREAD = 1.5
 """If all lines of a function take this many times as long as its slowest one, they are named together."""
+LARGER = 2
+"""Results that are at least so many times as large as a sample are called large."""
 OFTEN = 10
 """The number of calls for a sample is named if it is at least this one."""
 MOSTLY = 0.95
@@ -52,10 +54,7 @@ def why_none(slowest: HotLine, sites: Sequence[Site], hot: HotLines, remains: Se
             f"{found}: the cache of `{clean(kept, SHOWN)}` has few results yet. From the second epoch on, it has them."
         )
     if kept:
-        return (
-            f"{found}: it takes copies from the cache of `{clean(kept, SHOWN)}`. What remains: keep smaller results, "
-            "such as uint8 instead of float32 or the part that samples need, or what is computed from them."
-        )
+        return f"{found}: it takes copies from the cache of `{clean(kept, SHOWN)}`. What remains: {_smaller(here[0])}"
     shares = _in_libraries(slowest, hot)
     most = max(shares, key=shares.__getitem__, default="")
     inside = ""
@@ -98,8 +97,8 @@ def _hint(here: Sequence[Site], inside: str) -> str:
     """Say what often helps with such a line."""
     if inside == "pandas":
         return (
-            "Data frames are slow for small questions: keep the columns as NumPy arrays, made once in __init__, and "
-            "group or sort the rows there, too."
+            "Data frames are slow for small questions: compute with NumPy arrays, and convert, group or sort in "
+            "__init__ what is the same for all samples."
         )
     if inside and inside != "numpy" and inside not in sys.stdlib_module_names:
         return f"Call {inside} for less: for smaller arrays, or once for what several samples share."
@@ -135,6 +134,18 @@ def calls_kept(site: Site) -> list[str]:
     """Return the functions that the slow line calls and that keep their results, as they are written there."""
     calls = [call for node in site.nodes for call in ast.walk(node) if isinstance(call, ast.Call)]
     return [site.text(call.func) for call in calls if site.keeps(call)]
+
+
+def _smaller(site: Site) -> str:
+    """Say what to keep in the cache of samples instead, as a clause."""
+    gauge = process_cache.gauge()
+    each = gauge.nbytes / gauge.entries if gauge is not None and gauge.entries else 0
+    if site.facts.nbytes and each > LARGER * site.facts.nbytes:
+        return (
+            f"a result takes {megabytes(each)}, and a sample {megabytes(site.facts.nbytes)}. Keep the part that a "
+            "sample needs, or uint8 instead of float32."
+        )
+    return "keep arrays instead of Python objects, such as rows of a table, or keep what is computed from them."
 
 
 def is_filled() -> bool:

@@ -29,6 +29,8 @@ LATER_GAIN = 1.2
 """Smallest gain of a cache that takes memory and gains only from the second epoch on."""
 ONCE = 1.0
 """What each worker does once is named from so many seconds on."""
+FORKED = "Forked workers need not if you make one sample in the notebook before."
+"""What to do about that."""
 CLEAR_GAIN = 1.5
 """A remedy whose samples gain as much is shown whatever is predicted for the loop."""
 MIN_SAVED = 5e-6
@@ -216,7 +218,7 @@ class RemedyResult:
         if self.kept:
             text += f" {self._memory()}"
         if self.once >= ONCE:
-            text += f" Each worker needs {duration(self.once)} more for its first samples."
+            text += f" Each worker needs {duration(self.once)} more for its first samples. {FORKED}"
         if self.prediction is not None and self._speedup is not None:
             later = " from the second epoch on" if self.gains_later else ""
             text += f" The loop would be {self.prediction.gain(' as fast')}{later}."

@@ -33,7 +33,8 @@ class PartOfResult:
                     f"{megabytes(site.facts.nbytes)}."
                 )
                 instead = (
-                    f"Crop first, then compute: tell `{name}` which part to read, or to cut out before it computes."
+                    f"Crop first, then compute, if the result does not depend on the rest: tell `{name}` which part to "
+                    "read, or to cut out before it computes."
                 )
                 return [Proposal(why, instead, untried="it changes two functions")]
         return []

@@ -14,6 +14,7 @@ from nbloader.cache.sample_cache import MEMORY_SHARE
 from nbloader.remedies import flow
 from nbloader.remedies.changes import changed_in_place, root_of
 from nbloader.remedies.moved import Arguments, are_whole_lines, text_of
+from nbloader.remedies.no_remedy import is_filled
 from nbloader.remedies.remedy import Proposal
 from nbloader.remedies.site import UNKNOWN, Edit, Site
 from nbloader.remedies.transforms import with_first_transforms
@@ -66,8 +67,8 @@ class SameEachEpoch:
         site = with_first_transforms(site)
         parts = [part for part in _parts(site) if len(part.kept) > 1 or not calls_kept]
         found = [proposal for part in parts if (proposal := _of_part(site, part)) is not None]
-        if calls_kept:  # one cache may keep what is made of the results of another one
-            return found[:1]
+        if calls_kept:  # one cache may keep what is made of the results of another one, once that has them
+            return found[:1] if is_filled() else []
         if found:  # the longest part, then shorter ones, which may take less memory, or be the same in each epoch
             return list(dict.fromkeys([found[0], found[len(found) // 2], found[-1]]))
         return [proposal for value in _values(site) if (proposal := _of_value(site, value)) is not None][:1]
