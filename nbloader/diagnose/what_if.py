@@ -263,7 +263,7 @@ class Prediction:
     @property
     def at_least(self) -> int:
         """For a speedup above `OVER`: this, or the lower end of its interval. 0 if the speedup itself is said."""
-        return max(1, min(OVER, math.floor(self.low))) if (self.speedup or 0.0) > OVER else 0
+        return min(OVER, math.floor(self.low)) if (self.speedup or 0.0) > OVER and self.low >= 1 else 0
 
     @property
     def _unit(self) -> str:
