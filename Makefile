@@ -88,7 +88,7 @@ test:
 # Several processes share the tests, see tests/conftest.py.
 PYTEST := $(PY) -m pytest --numprocesses=auto --no-loadscope-reorder --max-worker-restart=0
 KERNELS := 6.30 7.0 7.3
-test-all: $(MADE)-test $(KERNELS:%=$(VENV)/kernels/ipykernel-%/.made)
+test-all: $(MADE)-test $(VENV)/recipes/.made $(KERNELS:%=$(VENV)/kernels/ipykernel-%/.made)
 	@# tests/test_course.py runs the notebooks of the course, with the key filled in.
 	$(PYTEST) --durations=20 --nbval-lax --nbval-current-env --nbval-cell-timeout=120 \
 	    --junit-xml=build/test/results.xml --ignore=notebooks/course tests notebooks
@@ -225,6 +225,13 @@ $(MADE)-release: $(MADE) pyproject.toml constraints.txt
 $(VENV)/kernels/ipykernel-%/.made: $(MADE)-test
 	rm -rf $(@D)
 	$(PIP) install --quiet --no-deps --target $(@D) 'ipykernel==$*.*'
+	touch $@
+
+# Packages that recipes of the documentation use, apart from the others: pandas behaves differently beside pyarrow, and
+# a module of tests has the name of a package.
+$(VENV)/recipes/.made: $(MADE)-test
+	rm -rf $(@D)
+	$(PIP) install --quiet --no-deps --target $(@D) av datasets dill multiprocess obstore pyarrow xxhash
 	touch $@
 
 # Without constraints.txt, so that the newest versions of all packages but torch are tested.

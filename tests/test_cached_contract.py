@@ -1,7 +1,7 @@
 """The contract of `nbloader.cached`: `f(x)` is what `f.__wrapped__(x)` returns, whatever has changed in between.
 
 The functions reach seven kinds of objects in seven ways. The last section has what is outside of the contract: a row of
-the table in `docs/how-to/cache-samples.md` names each.
+the docstring of `nbloader.cached` names each.
 """
 
 from __future__ import annotations
@@ -29,8 +29,6 @@ from hypothesis import strategies as st
 
 import nbloader
 from nbloader.cache import cached_function, file_version, process_cache
-
-DOCS = pathlib.Path(__file__).parents[1] / "docs" / "how-to" / "cache-samples.md"
 
 
 @pytest.fixture(autouse=True)
@@ -793,8 +791,8 @@ def outside(row, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("row", ["Files whose path", "Names that", "Environment variables", "Settings of packages"])
-def test_what_is_outside_stands_in_the_table(row, tmp_path, monkeypatch):
-    assert f"\n| {row}" in DOCS.read_text(encoding="utf-8")
+def test_what_is_outside_stands_in_the_docstring(row, tmp_path, monkeypatch):
+    assert f"\n    - {row}" in nbloader.cached.__doc__
     function, change = outside(row, tmp_path, monkeypatch)
     f = nbloader.cached(function)
     precision = np.get_printoptions()["precision"]
@@ -833,7 +831,7 @@ def f(i):
 @pytest.mark.filterwarnings("ignore:nbloader does not keep results of the cached function f")
 def test_a_dict_in_which_one_function_keeps_results_is_not_compared(other, kept):
     """If others fill it as well, it is a setting, and nothing is kept while it changes."""
-    assert "\n| A dict that only one function" in DOCS.read_text(encoding="utf-8")
+    assert "\n    - A dict that only one function" in nbloader.cached.__doc__
     names = {"__name__": "__main__"}
     exec(compile(MEMO.format(other=other), "<memo>", "exec"), names)
     assert [names["f"](1), names["f"](1)] == [3, 3]

@@ -314,9 +314,9 @@ class TestMakefile:
             ".venv/.made-docs",
         ):
             (tmp_path / name).touch()
-        for version in ("6.30", "7.0", "7.3"):
-            (tmp_path / f".venv/kernels/ipykernel-{version}").mkdir(parents=True)
-            (tmp_path / f".venv/kernels/ipykernel-{version}/.made").touch()
+        for folder in ("recipes", *(f"kernels/ipykernel-{version}" for version in ("6.30", "7.0", "7.3"))):
+            (tmp_path / ".venv" / folder).mkdir(parents=True)
+            (tmp_path / ".venv" / folder / ".made").touch()
         done = self.make(tmp_path, "test")
         assert (done.returncode == 0) == (step is None), done.stdout + done.stderr
         ran = (tmp_path / "ran").read_text()

@@ -18,6 +18,7 @@ import torch
 from datasets import flat, wait_for
 from light import Fragile, Large, Numbers, Shards, Slow, Varied
 from ray_nodes import Nodes
+from test_docs import OUTPUT, ROOT, code
 
 from nbloader import DataLoader, DatasetTransferError, RayOptions
 from nbloader import events as ev
@@ -259,3 +260,11 @@ for persistent in (False, True):
     expected = [error, "started by nbloader: False", "True", "True"]
     lines = [line for line in done.stdout.splitlines() if line in {*expected, "False"}]
     assert (done.returncode, lines) == (0, expected * 2), (done.stdout, done.stderr)
+
+
+def test_the_guides_program_loads_from_the_cluster(nodes, monkeypatch, capsys):
+    page = ROOT / "docs/how-to/many-machines.md"
+    (program,), (output,) = code(page), OUTPUT.findall(page.read_text(encoding="utf-8"))
+    monkeypatch.setattr(ray, "init", lambda address: address)  # the fixture has joined it
+    exec(program, {"__name__": "__main__"})
+    assert capsys.readouterr().out == output

@@ -283,17 +283,30 @@ def cached(
     **What counts as the same.** Calls are the same if all of this is equal:
 
     - the code of the function, and of the functions and classes of your own that it reaches by name: through globals,
-      closures, defaults, members, and attributes of your own modules
+      closures, defaults, members, containers, partial objects, bound methods, and attributes of your own modules
     - the values and arrays that it reaches in the same ways, and the contents of the arguments
-    - the files whose paths are among these, by real path, size, times and inode
-    - the versions of the packages whose functions it reaches
+    - the files whose paths are among these: real path, size, inode, and times of modification and change
+    - the versions of Python and of the packages that it reaches
 
     Code is your own unless its file belongs to Python or to an installed package. All this is compared again before a
-    result is kept. A file that was changed in the last 50 ms is read, but its result is not kept.
+    result is kept. Nothing is kept if a file was changed in the 50 ms before (2.5 s on file systems that store whole
+    seconds), or if the function draws from a generator object, such as a global `rng`.
 
-    **What does not count.** nbloader does not notice changes of files whose paths the function computes, of names that
-    it computes, of environment variables, and of settings of installed packages. The page "Cache decoded samples" of
-    the documentation has the whole list, and what to do instead.
+    **What does not count,** and what to do instead:
+
+    - Files whose path is written or computed in the function, in a folder that is passed, in an array or as `bytes`:
+      pass the path as an argument, or `depends=[path]`.
+    - Names that are computed (`getattr(module, name)`, `sys.modules[name]`, a module's `__getattr__`, `eval`) or in
+      `builtins`: `depends=[module]`.
+    - A dict that only one function of the module uses, and fills (`_kept[key] = value`): `version`.
+    - Environment variables, the working directory, the time, the network, the accelerator: pass the value as an
+      argument.
+    - Settings of packages, and patches of their code: `version`.
+    - Parts that an object leaves out of its pickle, locks, weak references, annotations and docstrings of classes:
+      `version`.
+    - Packages that are upgraded while the kernel runs: restart the kernel.
+    - Random numbers, and side effects such as printing or appending to an argument: leave them to the caller.
+    - Identity of immutable objects, the order of sets, strides of arrays: nothing helps.
 
     **What it keeps.** Arrays, tensors, images, and whatever can be pickled. When the memory is used up, a new entry
     replaces others only if they save clearly less time per byte. Exceptions are not cached.

@@ -9,8 +9,8 @@
     list, dict, set   -> its items
     anything else     -> the parts that `pickle` would save
 
-`docs/how-to/cache-samples.md` has this contract for users, with a table of what is outside. A pickle as a whole is not
-suitable as a digest: it leaves out code and depends on which strings are interned and on the order of sets.
+The docstring of `nbloader.cached` has this contract for users, with a list of what is outside. A pickle as a whole is
+not suitable as a digest: it leaves out code and depends on which strings are interned and on the order of sets.
 
 `Walk` visits everything once and numbers what it sees, so that cycles end and shared objects count as shared. It also
 records each step, so that `Digest.holds` can tell later whether a new walk would find the same: that takes one read and

@@ -13,7 +13,7 @@ from typing import Any
 
 from nbloader.workers.reachable import reachable
 
-THREADED = frozenset({"grpc", "jax", "polars", "tensorflow"})
+THREADED = frozenset({"grpc", "jax", "obstore", "polars", "tensorflow"})
 """Packages whose threads do not survive a fork, once they have been used. All others are forked; if their workers hang,
 the loader changes to clean ones."""
 

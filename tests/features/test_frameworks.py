@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import pathlib
-import re
+import time
 
 import pytest
 import torch
 from datasets import Numbers
+from test_docs import SITE, block_with, output
 from torch.utils import data as theirs
 
 from nbloader import DataLoader
@@ -17,6 +17,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # theirs
     pytest.mark.filterwarnings("ignore::FutureWarning"),
 ]
+
+GUIDE = SITE / "how-to" / "use-in-frameworks.md"
 
 
 class Pairs(Numbers):
@@ -107,18 +109,19 @@ def test_from_torch_replaces_the_loader_inside_accelerates_wrapper(with_workers)
     ours.base_dataloader.close()
 
 
-def guide_code(word, page="docs/how-to/use-in-frameworks.md"):
-    """The code block of a guide that has a word."""
-    page = pathlib.Path(__file__).parents[2] / page
-    blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
-    return next(block for block in blocks if word in block)
+class Slow(Pairs):
+    """Each sample waits."""
+
+    def __getitem__(self, i):
+        time.sleep(0.01)
+        return super().__getitem__(i)
 
 
 @pytest.mark.filterwarnings("ignore:.*(num_workers|persistent_workers|logging interval|checkpoint|tensorboard|GPU).*")
 def test_the_guides_callback_reports_in_lightning_what_limited_each_epoch(tmp_path, capsys):
     lightning = pytest.importorskip("lightning")
     names = {}
-    exec(guide_code("lightning.Callback"), names)
+    exec(block_with(GUIDE, "lightning.Callback"), names)
 
     class Line(lightning.LightningModule):
         def __init__(self):
@@ -136,24 +139,30 @@ def test_the_guides_callback_reports_in_lightning_what_limited_each_epoch(tmp_pa
         max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False, default_root_dir=tmp_path, callbacks=[names["Diagnosis"]()],
     )  # fmt: skip
-    with DataLoader(Pairs(64), 4, num_workers=1, workers="thread") as train:
+    with DataLoader(Slow(64), 4, num_workers=1, workers="thread") as train:
         trainer.fit(Line(), train)
-    said = [line for line in capsys.readouterr().out.splitlines() if "of the epoch's" in line]
-    assert len(said) == 2
+    assert_says_it_after_each_of_two_epochs(capsys.readouterr().out, "lightning.Callback")
     assert 0 <= trainer.callback_metrics["loader_wait_share"] <= 1
 
 
 def test_the_guides_lines_report_in_accelerate_what_limited_each_epoch(capsys):
     pytest.importorskip("accelerate")
     model = torch.nn.Linear(1, 1)
-    loader = DataLoader(Pairs(32), 4, workers="thread")
+    loader = DataLoader(Slow(32), 4, workers="thread")
     names = {
         "torch": torch, "model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "loader": loader,
     }  # fmt: skip
-    exec(guide_code("accelerator.prepare"), names)
+    exec(block_with(GUIDE, "accelerator.prepare"), names)
     names["loader"].base_dataloader.close()
     loader.close()
-    assert capsys.readouterr().out.count("of the epoch's") == 2
+    assert_says_it_after_each_of_two_epochs(capsys.readouterr().out, "accelerator.prepare")
+
+
+def assert_says_it_after_each_of_two_epochs(printed, word):
+    """What the guide shows below the program that has a word."""
+    said = [line for line in printed.splitlines() if "of the epoch's" in line]
+    assert len(said) == 2
+    assert all(map(output(GUIDE, word).match, said)), said
 
 
 def test_the_guides_lines_resume_an_epoch_in_accelerate():
@@ -174,7 +183,7 @@ def test_the_guides_lines_resume_an_epoch_in_accelerate():
     first, second = epoch(loader), epoch(loader)
     assert first != second
     names = {"loader": make(), "epoch": 1, "steps": 4}
-    exec(guide_code("skip_first_batches", "docs/how-to/resume-a-training.md"), names)
+    exec(block_with(GUIDE.with_name("resume-a-training.md"), "skip_first_batches"), names)
     assert type(names["rest_of_epoch"].base_dataloader) is DataLoader
     assert epoch(names["rest_of_epoch"]) == second[4:]
 
@@ -183,6 +192,7 @@ class Rows(Numbers):
     """Samples as Hugging Face's trainer takes them: arguments of the model by name."""
 
     def __getitem__(self, i):
+        time.sleep(0.02)
         x = torch.tensor([float(i) / 10])
         return {"x": x, "labels": 2 * x}
 
@@ -204,8 +214,8 @@ def test_the_guides_three_lines_give_hugging_faces_trainer_this_loader(tmp_path,
     transformers = pytest.importorskip("transformers")
     monkeypatch.setattr("transformers.trainer.is_datasets_available", lambda: False)  # `datasets` is a module of tests
     ours, names = {}, {}
-    exec(guide_code("transformers.Trainer)"), ours)
-    exec(guide_code("transformers.TrainerCallback"), names)
+    exec(block_with(GUIDE, "transformers.Trainer)"), ours)
+    exec(block_with(GUIDE, "transformers.TrainerCallback"), names)
     trained = []
     for trainer_class, callbacks in ((transformers.Trainer, []), (ours["Trainer"], [names["Diagnosis"]()])):
         torch.manual_seed(3)
@@ -224,7 +234,7 @@ def test_the_guides_three_lines_give_hugging_faces_trainer_this_loader(tmp_path,
     assert trained[0] == trained[1], "the same samples in the same order, and so the same model"
     assert (inside.num_workers, inside.prefetch_factor) == (2, 3)
     assert len(delivered(inside)) == 2 * 12
-    assert capsys.readouterr().out.count("of the epoch's") == 2
+    assert_says_it_after_each_of_two_epochs(capsys.readouterr().out, "transformers.TrainerCallback")
     inside.close()
 
 

@@ -15,11 +15,13 @@ from pathlib import Path
 
 import pytest
 from datasets import wait_for
+from test_docs import SITE, block_with, output
 
 import nbloader
 from nbloader import DataLoader
 
 SCRIPT = Path(__file__).with_name("straggler.py")
+GUIDE = SITE / "how-to" / "use-in-frameworks.md"
 WORLD = 8
 LIMIT = 90
 """Seconds; on two busy cores."""
@@ -86,6 +88,7 @@ def test_the_rank_whose_data_is_slow_is_named_among_eight_and_what_it_costs(tmp_
     rate, now = (float(n) for n in re.search(r"reach ([\d.]+) batches/s instead of ([\d.]+)\.", sentence).groups())
     assert rate > 1.5 * now, "five times as fast data would leave steps of 20 ms"
     table = repr(found)
+    assert output(GUIDE, "nbloader.ranks(").match(table), table
     assert len([line for line in table.splitlines() if line.split() and line.split()[0] in "01234567"]) == WORLD
     assert found._repr_html_().count("<tr") == WORLD + 1
 
@@ -133,9 +136,7 @@ def test_one_process_reports_while_it_iterates_and_when_its_loader_is_closed(tmp
     assert (only.rank, only.world, only.snapshot.batches_done) == (0, 1, 10)
     assert nbloader.ranks().findings[0].startswith("Rank 0: Epoch 0 ended after 10 batches")
     monkeypatch.chdir(folder.parent)
-    guide = Path(__file__).parents[2] / "docs/how-to/use-in-frameworks.md"
-    blocks = re.findall(r"```python\n(.*?)```", guide.read_text(encoding="utf-8"), re.DOTALL)
-    exec(next(block for block in blocks if "nbloader.ranks(" in block), {})
+    exec(block_with(GUIDE, "nbloader.ranks("), {})
     assert "Epoch 0 ended after 10 batches" in capsys.readouterr().out
 
 
