@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from nbloader.device.placement import accelerator_type
 from nbloader.metrics.hot_lines import HotLine
+from nbloader.remedies.kept_samples import calls_kept, is_filled
 from nbloader.remedies.kinds import REMEDIES
-from nbloader.remedies.no_remedy import calls_kept, is_filled
 from nbloader.remedies.results import Remedies
 from nbloader.remedies.site import locate
 

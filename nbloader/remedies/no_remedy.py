@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from nbloader._util.code_places import is_library, place_of, source_line
-from nbloader._util.format import clean, megabytes, percent
-from nbloader.cache import process_cache
+from nbloader._util.format import clean, percent
 from nbloader.diagnose.parts import MAJORITY
 from nbloader.events.stack_samples import CodeLine
 from nbloader.metrics.hot_lines import HotLine, HotLines, blamed_line
+from nbloader.remedies.kept_samples import calls_kept, is_filled, keep_less
 from nbloader.remedies.site import Site
 
 NOTABLE = 0.01
@@ -24,8 +24,6 @@ NEXT = 2
 """Number of further lines that are named if nothing makes the slowest one faster."""
 SPREAD = 1.5
 """If all lines of a function take this many times as long as its slowest one, they are named together."""
-LARGER = 2
-"""Results that are at least so many times as large as a sample are called large."""
 OFTEN = 10
 """The number of calls for a sample is named if it is at least this one."""
 MOSTLY = 0.95
@@ -54,7 +52,7 @@ def why_none(slowest: HotLine, sites: Sequence[Site], hot: HotLines, remains: Se
             f"{found}: the cache of `{clean(kept, SHOWN)}` has few results yet. From the second epoch on, it has them."
         )
     if kept:
-        return f"{found}: it takes copies from the cache of `{clean(kept, SHOWN)}`. What remains: {_smaller(here[0])}"
+        return f"{found}: it takes copies from the cache of `{clean(kept, SHOWN)}`. What remains: {keep_less(here[0])}"
     shares = _in_libraries(slowest, hot)
     most = max(shares, key=shares.__getitem__, default="")
     inside = ""
@@ -128,30 +126,6 @@ def _next_lines(slowest: HotLine, hot: HotLines, min_share: float) -> str:
     others = [line for line in own if line.share >= min_share][:NEXT]
     named = (f"{percent(line.share)} `{clean(line.source or line.function, SHOWN)}` ({line.place})" for line in others)
     return f"The next lines are {' and '.join(named)}." if others else ""
-
-
-def calls_kept(site: Site) -> list[str]:
-    """Return the functions that the slow line calls and that keep their results, as they are written there."""
-    calls = [call for node in site.nodes for call in ast.walk(node) if isinstance(call, ast.Call)]
-    return [site.text(call.func) for call in calls if site.keeps(call)]
-
-
-def _smaller(site: Site) -> str:
-    """Say what to keep in the cache of samples instead, as a clause."""
-    gauge = process_cache.gauge()
-    each = gauge.nbytes / gauge.entries if gauge is not None and gauge.entries else 0
-    if site.facts.nbytes and each > LARGER * site.facts.nbytes:
-        return (
-            f"a result takes {megabytes(each)}, and a sample {megabytes(site.facts.nbytes)}. Keep the part that a "
-            "sample needs, or uint8 instead of float32."
-        )
-    return "keep arrays instead of Python objects, such as rows of a table, or keep what is computed from them."
-
-
-def is_filled() -> bool:
-    """Whether the cache of samples has returned more results than were computed for it."""
-    gauge = process_cache.gauge()
-    return gauge is None or gauge.hits > gauge.misses
 
 
 def _in_libraries(line: HotLine, hot: HotLines) -> dict[str, float]:

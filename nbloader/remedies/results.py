@@ -29,7 +29,7 @@ LATER_GAIN = 1.2
 """Smallest gain of a cache that takes memory and gains only from the second epoch on."""
 ONCE = 1.0
 """What each worker does once is named from so many seconds on."""
-FORKED = "Forked workers need not if you make one sample in the notebook before."
+FORKED = "Forked workers do not, if you make one sample in the notebook before the loop."
 """What to do about that."""
 CLEAR_GAIN = 1.5
 """A remedy whose samples gain as much is shown whatever is predicted for the loop."""

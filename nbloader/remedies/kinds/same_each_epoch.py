@@ -13,8 +13,8 @@ from nbloader._platform import available_memory
 from nbloader.cache.sample_cache import MEMORY_SHARE
 from nbloader.remedies import flow
 from nbloader.remedies.changes import changed_in_place, root_of
+from nbloader.remedies.kept_samples import is_filled
 from nbloader.remedies.moved import Arguments, are_whole_lines, text_of
-from nbloader.remedies.no_remedy import is_filled
 from nbloader.remedies.remedy import Proposal
 from nbloader.remedies.site import UNKNOWN, Edit, Site
 from nbloader.remedies.transforms import with_first_transforms

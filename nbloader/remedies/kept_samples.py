@@ -1,0 +1,36 @@
+"""What the cache of samples holds already, where a slow line calls a cached function."""
+
+from __future__ import annotations
+
+import ast
+
+from nbloader._util.format import megabytes
+from nbloader.cache import process_cache
+from nbloader.remedies.site import Site
+
+LARGER = 2
+"""Results that are at least so many times as large as a sample are called large."""
+
+
+def calls_kept(site: Site) -> list[str]:
+    """Return the functions that the slow line calls and that keep their results, as they are written there."""
+    calls = [call for node in site.nodes for call in ast.walk(node) if isinstance(call, ast.Call)]
+    return [site.text(call.func) for call in calls if site.keeps(call)]
+
+
+def keep_less(site: Site) -> str:
+    """Say what to keep in the cache of samples instead, as a clause."""
+    gauge = process_cache.gauge()
+    each = gauge.nbytes / gauge.entries if gauge is not None and gauge.entries else 0
+    if site.facts.nbytes and each > LARGER * site.facts.nbytes:
+        return (
+            f"a result takes {megabytes(each)}, and a sample {megabytes(site.facts.nbytes)}. Keep the part that a "
+            "sample needs, or uint8 instead of float32."
+        )
+    return "keep arrays instead of Python objects, such as rows of a table, or keep what is computed from them."
+
+
+def is_filled() -> bool:
+    """Whether the cache of samples has returned more results than were computed for it."""
+    gauge = process_cache.gauge()
+    return gauge is None or gauge.hits > gauge.misses
