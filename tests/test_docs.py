@@ -231,6 +231,21 @@ def test_the_example_in_the_readme_runs():
         assert loader.stats().batches_done == 40
 
 
+@pytest.mark.parametrize(
+    ("page", "word"),
+    [
+        ("docs/fix/idle-gpu.md", "headspace_epoch"),
+        ("docs/fix/worker-killed.md", "except WorkerDiedError"),
+        ("docs/how-to/watch-and-control.md", "slowest.waited"),
+    ],
+)
+def test_a_program_prints_what_its_page_says_but_for_the_numbers(page, word, capsys):
+    names = {"__name__": "__main__"}
+    exec(block_with(ROOT / page, word), names)
+    names["loader"].close()
+    assert output(ROOT / page, word).fullmatch(capsys.readouterr().out.strip())
+
+
 @unit
 def test_the_arguments_to_remove_for_torchs_loader_are_those_that_only_nbloader_has():
     section = (SITE / "install.md").read_text(encoding="utf-8").split("## Go back")[1].split("\n3. ")[0]
