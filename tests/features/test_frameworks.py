@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 from datasets import Numbers
-from test_docs import SITE, block_with, output
+from test_docs import ROOT, block_with, output
 from torch.utils import data as theirs
 
 from nbloader import DataLoader
@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),
 ]
 
-GUIDE = SITE / "how-to" / "use-in-frameworks.md"
+GUIDE = ROOT / "docs/how-to/use-in-frameworks.md"
 
 
 class Pairs(Numbers):
@@ -183,7 +183,7 @@ def test_the_guides_lines_resume_an_epoch_in_accelerate():
     first, second = epoch(loader), epoch(loader)
     assert first != second
     names = {"loader": make(), "epoch": 1, "steps": 4}
-    exec(block_with(SITE.parent / "docs/how-to/resume-a-training.md", "skip_first_batches"), names)
+    exec(block_with(ROOT / "docs/how-to/resume-a-training.md", "skip_first_batches"), names)
     assert type(names["rest_of_epoch"].base_dataloader) is DataLoader
     assert epoch(names["rest_of_epoch"]) == second[4:]
 

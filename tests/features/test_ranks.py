@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 from datasets import wait_for
-from test_docs import SITE, block_with, output
+from test_docs import ROOT, block_with, output
 
 import nbloader
 from nbloader import DataLoader
 
 SCRIPT = Path(__file__).with_name("straggler.py")
-GUIDE = SITE / "how-to" / "use-in-frameworks.md"
+GUIDE = ROOT / "docs/how-to/use-in-frameworks.md"
 WORLD = 8
 LIMIT = 90
 """Seconds; on two busy cores."""
