@@ -76,6 +76,8 @@ def test_transforms_before_the_first_random_one_are_kept(tmp_path, applied, kind
     found = BY_NAME["same-each-epoch"].propose(slow)
     kept = f"dataset.transform{'s' if applied == LOOP else '.transforms'}[:{first}]"
     assert any(kept in proposal.helper for proposal in found) == divided
+    fewer = kept.replace(f"[:{first}]", f"[:{first - 1}]")
+    assert any(fewer in proposal.helper for proposal in found) == (first > 1)
     for proposal in found:
         new = rewritten(function, proposal)
         for _epoch in range(2):

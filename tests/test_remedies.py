@@ -3314,6 +3314,9 @@ def test_what_all_samples_share_is_offered_beside_a_cache_of_each():
     assert best_of([each, shared]) == [shared, each]
     assert best_of([each, weak]) == [each]
     assert best_of([replace(each, before=Cost(1.0, 0.0)), shared]) == [shared]
+    floats = replace(each, name="floats", cached=Kept(30, 240, 30))
+    for gain, best in ((19.0, each), (23.0, each), (25.0, floats)):
+        assert best_of([each, replace(floats, before=Cost(gain, 0.0))])[0].name == best.name, "bytes, if about as fast"
     code = result("code", 6.0, [2])
     for gain, left in ((5.0, 2), (8.9, 2), (9.1, 3)):
         found = without_lesser([each, code, replace(shared, before=Cost(gain, 0.0))])

@@ -31,6 +31,9 @@ ONCE = 1.0
 """What each worker does once is named from so many seconds on."""
 FORKED = "Forked workers do not, if you make one sample in the notebook before the loop."
 """What to do about that."""
+ABOUT = 1.2
+MUCH_LESS = 2
+"""A cache is preferred if it takes this many times less memory, and gains no more than so many times less."""
 CLEAR_GAIN = 1.5
 """A remedy whose samples gain as much is shown whatever is predicted for the loop."""
 MIN_SAVED = 5e-6
@@ -446,9 +449,21 @@ def best_of(results: Sequence[RemedyResult]) -> list[RemedyResult]:
     others = [one for one in results if one not in at_once]
     kinds = [kind for kind in (at_once, others) if kind]
     return [
-        max(kind, key=_merit) for kind in kinds
+        _smaller(max(kind, key=_merit), kind) for kind in kinds
         if kind is at_once or not at_once or any(one.helps for one in kind)
     ]  # fmt: skip
+
+
+def _smaller(best: RemedyResult, others: Sequence[RemedyResult]) -> RemedyResult:
+    """Return a cache that takes much less memory than the best one, if one gains about as much."""
+    if best.proposal.saves != "later":
+        return best
+    alike = [
+        one for one in others
+        if one.proposal.saves == "later" and one.helps and one.gain * ABOUT >= best.gain
+        and one.keeps_values == best.keeps_values and one.kept_in_all * MUCH_LESS <= best.kept_in_all
+    ]  # fmt: skip
+    return min(alike, key=lambda one: one.kept_in_all, default=best)
 
 
 def _merit(one: RemedyResult) -> tuple[int, bool, bool, bool, float]:

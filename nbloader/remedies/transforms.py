@@ -27,17 +27,21 @@ class _Applied(NamedTuple):
     """What is left of the statement; "" if nothing is."""
 
 
-def with_first_transforms(site: Site) -> Site:
+def with_first_transforms(site: Site, *, without: int = 0) -> Site:
     """Return the site with a loop of its own for the transforms before the first random one, if there are such.
 
     `for t in self.transforms: image = t(image)` and `self.transform(image)`, with a transform like `Compose`, are
     divided. The slow line is then one before the second loop, or stays what it is.
+
+    Args:
+        site: The slow line.
+        without: Number of transforms before the first random one that stay in the second loop.
     """
     for stmt in statements(site):
         found = _loop(site, stmt) or _compose(site, stmt)
         if found is None:
             continue
-        first = next((n for n, one in enumerate(found.items) if draws(one)), len(found.items))
+        first = next((n for n, one in enumerate(found.items) if draws(one)), len(found.items)) - without
         if 0 < first < len(found.items):
             return _divided(site, stmt, found, first)
     return site

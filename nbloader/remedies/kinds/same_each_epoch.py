@@ -64,13 +64,14 @@ class SameEachEpoch:
         calls_kept = any(site.calls_kept(node) for node in site.nodes)
         if site.tree.name.startswith(("__getitems__", "__iter__", "__next__")) or _is_method_of_nothing(site):
             return []
-        site = with_first_transforms(site)
-        parts = [part for part in _parts(site) if len(part.kept) > 1 or not calls_kept]
-        found = [proposal for part in parts if (proposal := _of_part(site, part)) is not None]
+        found, smaller = (
+            _of_parts(with_first_transforms(site, without=without), minimum=2 if calls_kept else 1)
+            for without in (0, 1)  # the last one often makes floats of bytes
+        )
         if calls_kept:  # one cache may keep what is made of the results of another one, once that has them
             return found[:1] if is_filled() else []
         if found:  # the longest part, then shorter ones, which may take less memory, or be the same in each epoch
-            return list(dict.fromkeys([found[0], found[len(found) // 2], found[-1]]))
+            return list(dict.fromkeys([found[0], found[len(found) // 2], found[-1], *smaller[:1]]))
         return [proposal for value in _values(site) if (proposal := _of_value(site, value)) is not None][:1]
 
 
@@ -149,6 +150,12 @@ def _is_row(node: ast.AST) -> bool:
         return False
     indexer = isinstance(node.value, ast.Attribute) and node.value.attr in ("iloc", "loc")
     return indexer or any(isinstance(inner, ast.Compare) for inner in ast.walk(node.slice))
+
+
+def _of_parts(site: Site, minimum: int) -> list[Proposal]:
+    """Propose to keep each part that has at least so many statements, the longest first."""
+    parts = [part for part in _parts(site) if len(part.kept) >= minimum]
+    return [proposal for part in parts if (proposal := _of_part(site, part)) is not None]
 
 
 def _of_part(site: Site, part: _Part) -> Proposal | None:
