@@ -862,7 +862,7 @@ def _summary(rows: list[Row], results: Results) -> str:
         f"Another line comes first in {_quoted(wrong)}." if wrong else "",
         f"There is no slow line in {_quoted(without)}." if without else "",
         f"Of the predictions up to {OVER}x, {sum(close)} of {len(close)} are within {CLOSE:.0%} of what was measured.",
-        f"Larger ones are shown as a bound, which was right in {sum(over)} of {len(over)}.",
+        f"For the others, the bound that is shown was right in {sum(over)} of {len(over)}.",
         *(f'"{row.name}" is left out: {row.problem}.' for row in results.rows if row.problem),
     ]
     return " ".join(filter(None, texts))

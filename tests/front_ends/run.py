@@ -352,8 +352,8 @@ Notebook {notebook}. [A remote machine, Colab, VS Code](remote-machines.md) says
 
 ## With live views
 
-While a worker hangs in a busy cell, the view must show for how long (*live in a busy cell*, *moves*). The controls
-*restart*, *pause*, *step* and *resize*, the *explorer*, and a *reload* of the page must work.
+While a worker hangs in a busy cell, the view must show for how long. The controls *restart*, *pause*, *step*
+and *resize*, the *explorer*, and a *reload* of the page must work.
 
 """
 
