@@ -315,7 +315,8 @@ def shard(indices, rank, ranks):
 # %% shard-explain
 # A training hardly notices a few samples that count a little more, and there are fewer of them than ranks. A validation
 # counts them twice, so its accuracy is slightly wrong. `drop_last=True` is good for a training that shuffles: no sample
-# is repeated, and each epoch leaves out others. A validation should use neither, or remove the repeated samples.
+# is repeated, and each epoch leaves out others. A validation should neither repeat nor leave out samples: remove the
+# repeated ones.
 
 
 # %% epochs
