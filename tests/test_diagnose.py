@@ -143,7 +143,7 @@ ALONE: list[tuple[str, str, dict[str, Any], dict[str, Any], str]] = [
     ("window", "window", BUSY, {"workers": 4, "window": 1, "utilization": 0.25, "full": 1.0},
      "are busy for 25% of the time. The window of 1 batch was full at 100% of the deliveries. More workers would"),
     ("window of some batches", "window", BUSY, {"workers": 4, "window": 4, "utilization": 0.25, "full": 1.0},
-     "Use a larger prefetch_factor. The prefetch window is too small"),
+     "Use a larger prefetch_factor, or a larger prefetch if it is set. The prefetch window is too small"),
     ("dataset that was reloaded", "unknown", {},
      {"span": "epoch", "batches": 80, "seconds": 5.0, "wait_share": 0.9},
      "the loop waited for 90% of the epoch's 5.0 s, but no batch has been measured"),

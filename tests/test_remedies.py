@@ -1266,6 +1266,9 @@ def test_threads_of_linear_algebra_need_no_package(installed, tmp_path, monkeypa
         assert os.environ == dict.fromkeys(VARIABLES, "1")
     for threads, found in ((None, 1), (4, 1), (1, 0)):
         assert len(proposals("blas-threads", function, facts=Facts(nbytes=1_000_000, blas_threads=threads))) == found
+    convolves = defined(tmp_path, "import numpy as np\ndef f(p):\n    return np.convolve(p, p)")
+    for others, found in ((0.1, 0), (0.4, 1)):
+        assert len(proposals("blas-threads", convolves, facts=Facts(other_threads=others))) == found
 
 
 @pytest.mark.parametrize("name", VARIABLES)

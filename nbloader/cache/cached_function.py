@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import inspect
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, overload
 
@@ -242,6 +243,21 @@ class CachedFunction(Composite, Generic[P, R]):
 
     def __repr__(self) -> str:
         return f"<cached {self.__wrapped__!r}>"
+
+
+@contextlib.contextmanager
+def without_cache() -> Iterator[None]:
+    """Context manager in which cached functions of this process compute each result, and keep none."""
+
+    def call(function: CachedFunction[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return function.__wrapped__(*args, **kwargs)
+
+    cls: Any = CachedFunction
+    usual, cls.__call__ = cls.__call__, call
+    try:
+        yield
+    finally:
+        cls.__call__ = usual
 
 
 @overload

@@ -11,16 +11,15 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from nbloader._platform import available_memory
-from nbloader._util.code_places import is_library, place_of, source_line
 from nbloader._util.format import megabytes
 from nbloader.cache.sample_cache import MEMORY_SHARE
 from nbloader.diagnose.what_if import Prediction
 from nbloader.diagnose.without_line import LineTime
 from nbloader.errors import LoaderTimeoutError, NbloaderError
-from nbloader.events.stack_samples import CodeLine, StackCount
 from nbloader.metrics.hot_lines import HotLine, HotLines
 from nbloader.remedies.calls import measure_calls
 from nbloader.remedies.changed_lines import changed_lines
@@ -33,6 +32,7 @@ from nbloader.remedies.pictures import size_of
 from nbloader.remedies.remedy import Proposal, Remedy
 from nbloader.remedies.results import CLEAR_GAIN, EXACT, Remedies, RemedyResult, best_of, summed, without_lesser
 from nbloader.remedies.site import NO_FACTS, Facts, Site, locate, replaceable
+from nbloader.remedies.stacks import CachedCode, calling, is_below, is_same_function, looping, whole_lines
 from nbloader.remedies.threads import blas_threads, opencv_threads
 from nbloader.remedies.trial import FAR_SLOWER, LATE, Cost, Kept, Measured, Trial
 from nbloader.workers.worker_info import ProcessContext, get_worker_info
@@ -43,10 +43,10 @@ MIN_SHARE = 0.05
 """Lines with a smaller share of the workers' time are not looked at."""
 LINES = 5
 """Maximum number of lines that are looked at."""
-MIN_CALLING, CALLING = 0.3, 2
-"""Lines of `__getitem__` that take at least this share with what they call are looked at, too, at most so many."""
-NEARLY_ALL = 0.95
-"""Share of a line's time from which on it counts as all of it."""
+SEEN = 2
+"""If at least so many calls share a result, an epoch has computed nearly all results (86%, if drawn at random)."""
+CALLING = 3
+"""Maximum number of lines that are looked at because of the functions that they call."""
 GROUP = 16
 """Maximum number of samples that are measured together. They are a batch, if it is not larger, so that what a batch
 costs is divided among as many samples as in the loop."""
@@ -226,10 +226,11 @@ class Scout:
             with measure_calls() as calls:
                 sample = produce(indices[:1])[0]
             seconds = time.perf_counter() - begin
+            whole, own, begin = time.process_time(), time.thread_time(), time.perf_counter()
+            produce(indices[1:2])  # the first one may have imported something, or opened a file
+            seconds = min(seconds, time.perf_counter() - begin)
+            whole, own = time.process_time() - whole, time.thread_time() - own
             if seconds < FAST_SECONDS:
-                begin = time.perf_counter()
-                produce(indices[1:2])  # the first one may have imported something, or opened a file
-                seconds = time.perf_counter() - begin
                 more = min(FAST, FAST_SECONDS / seconds / max(1, self.count))
                 if more > 1:
                     indices = indices_of(dataset, self.sampler, round(self.count * more), batch_size)
@@ -243,8 +244,9 @@ class Scout:
         nbytes = sum(array.nbytes for array in arrays) or _pickled_size(sample)
         large = tuple(one for one in calls.returned.values() if sum(one.nbytes) > nbytes)
         return indices, Facts(
-            picture, samples, nbytes, floats, returned=large, calls=dict(calls.counts), seconds=seconds
-        )
+            picture, samples, nbytes, floats, returned=large, calls=dict(calls.counts), seconds=seconds,
+            other_threads=max(0.0, 1 - own / whole) if whole else 0.0,
+        )  # fmt: skip
 
 
 def _pickled_size(sample: Any) -> int:
@@ -261,6 +263,8 @@ class _Found(NamedTuple):
     site: Site
     name: str
     proposals: list[Proposal]
+    below_cache: bool = False
+    """Whether a cache keeps what the line computes."""
 
     def untried(self, samples: Samples) -> bool:
         """Whether the proposals cannot be tried, or are only listed."""
@@ -302,11 +306,12 @@ def search(
         return Remedies((), none if hot.lines else str(hot))
     lines.sort(key=lambda line: -line.share)
     sites = [site for line in lines if (site := _site(line, samples)) is not None][:LINES]
-    calling = [site for line in _calling(hot, lines) if (site := _site(line, samples)) is not None][:CALLING]
-    looping = [site for line in _looping(hot, lines) if (site := _site(line, samples)) is not None and site.is_in_loop]
+    callers = [site for line in calling(hot, lines) if (site := _site(line, samples)) is not None][:CALLING]
+    loops = [site for line in looping(hot, lines) if (site := _site(line, samples)) is not None and site.is_in_loop]
     seen: set[tuple[str, str]] = set()
-    known = _known(looping[:CALLING], (python_loop.REMEDY,), seen)
-    known += [*_known(calling, (same_each_epoch.REMEDY,), seen), *_known(sites, REMEDIES, seen)]
+    known = _known(callers, (same_each_epoch.REMEDY,), seen)  # they come first, since time is limited
+    known += [*_known(loops[:CALLING], (python_loop.REMEDY,), seen), *_known(sites, REMEDIES, seen)]
+    known = _without_second_caches(known, CachedCode(hot, partial(_site, samples=samples)))
     tried: list[RemedyResult] = []
     end = time.perf_counter() + SEARCH_SECONDS
     with bar(sum(found.samples(samples) for found in known)) as shown:
@@ -321,6 +326,7 @@ def search(
                 one = replace(result, changed=_changed(found.site, result.proposal), in_class=found.site.in_class)
                 if one.proposal.saves == "lock":
                     one = replace(one, locked=_lock_wait(hot, one.line))
+                one = replace(one, uncached=found.below_cache)
                 tried.append(_predicted(one, hot, predict, samples.collating))
     helping = without_lesser(sorted((one for one in tried if one.helps), key=_rank))
     helping = [one for one in helping if not any(_is_enough(other, one, hot) for other in helping)]
@@ -332,7 +338,7 @@ def search(
     note = "" if helping else why_none(lines[0], sites, hot, remains, MIN_SHARE)
     advice = _to_merge(helping)
     advice += [PERSISTENT] if new_workers and any(one.proposal.keeps_in_worker for one in helping) else []
-    covered = any(_is_same_function(one.line, lines[0]) or _is_below(lines[0], one, hot) for one in helping)
+    covered = any(is_same_function(one.line, lines[0]) or is_below(lines[0], one, hot) for one in helping)
     if helping and not covered:
         advice.insert(0, why_none(lines[0], sites, hot, (), MIN_SHARE))
     return Remedies(helping, note, useless, " ".join(advice))
@@ -343,16 +349,12 @@ def _to_merge(helping: Sequence[RemedyResult]) -> list[str]:
     pairs = (
         (one, other) for one, other in itertools.combinations(helping, 2) if one.proposal.code and other.proposal.code
     )
-    both = [one for one, other in pairs if _is_same_function(one.line, other.line) and not one.excludes(other)]
+    both = [one for one, other in pairs if is_same_function(one.line, other.line) and not one.excludes(other)]
     names = dict.fromkeys(f"`{one.line.function.rpartition('.')[2]}`" for one in both)
     return [
         f"Several remedies change {name}, each at its own lines: merge them, or paste one and call remedies() again."
         for name in names
     ]
-
-
-def _is_same_function(one: HotLine, other: HotLine) -> bool:
-    return (one.file, one.function) == (other.file, other.function)
 
 
 def _rank(found: RemedyResult) -> tuple[bool, bool, float]:
@@ -369,13 +371,13 @@ def _is_slower_cache(one: RemedyResult) -> bool:
 def _is_part(found: _Found, other: RemedyResult, hot: HotLines) -> bool:
     """Whether a cache for a line would only keep parts of what another cache keeps, which has gained something."""
     both = found.name == other.name == same_each_epoch.REMEDY.name
-    return both and other.helps and _is_below(found.site.line, other, hot)
+    return both and other.helps and is_below(found.site.line, other, hot)
 
 
 def _is_enough(other: RemedyResult, cache: RemedyResult, hot: HotLines) -> bool:
     """Whether code that a cached function runs becomes about as fast as the cache, and in the first epoch, too."""
     first = cache.gains_later and not other.gains_later and other.gain * CLEAR_GAIN >= cache.gain
-    return first and _is_below(other.line, cache, hot)
+    return first and is_below(other.line, cache, hot)
 
 
 def _known(sites: Sequence[Site], remedies: Sequence[Remedy], seen: set[tuple[str, str]]) -> list[_Found]:
@@ -408,6 +410,12 @@ def _known(sites: Sequence[Site], remedies: Sequence[Remedy], seen: set[tuple[st
     return found
 
 
+def _without_second_caches(known: Sequence[_Found], cached: CachedCode) -> list[_Found]:
+    """Return what is known without caches of what a cache keeps already, and mark the rest of that code."""
+    marked = [found._replace(below_cache=cached.keeps(found.site.line)) for found in known]
+    return [one for one in marked if not one.below_cache or one.proposals[0].saves != "later"]
+
+
 def _site(line: HotLine, samples: Samples) -> Site | None:
     """Find a line. In a collate function no sample is known: batches differ from epoch to epoch."""
     collates = [] if samples.collate_fn is None else [samples.collate_fn]
@@ -416,88 +424,13 @@ def _site(line: HotLine, samples: Samples) -> Site | None:
 
 def _of_libraries(hot: HotLines) -> list[HotLine]:
     """Return the lines of functions of libraries for which users can pass their own ones (`REPLACEABLE`)."""
-    return _whole_lines(hot, lambda stack: filter(None, [replaceable(stack)]))
-
-
-def _calling(hot: HotLines, lines: Sequence[HotLine]) -> list[HotLine]:
-    """Return the line of each `__getitem__` that takes most with the functions that it calls, if those take the time.
-
-    Args:
-        hot: All lines.
-        lines: Lines that are looked at anyhow.
-    """
-    found = _whole_lines(hot, lambda stack: {line for line in stack if line.function.endswith(".__getitem__")})
-    most: dict[tuple[str, str], HotLine] = {}
-    for one in sorted(found, key=lambda line: -line.share):
-        most.setdefault((one.file, one.function), one)
-    known = {(line.file, line.line) for line in lines}
-    return [one for one in most.values() if one.share >= MIN_CALLING and (one.file, one.line) not in known]
-
-
-def _looping(hot: HotLines, lines: Sequence[HotLine]) -> list[HotLine]:
-    """Return the lines of other functions that call the functions of slow lines: they may do so in a loop.
-
-    Args:
-        hot: All lines.
-        lines: The slow lines.
-    """
-    slow = {(line.file, line.function) for line in lines}
-
-    def callers(stack: Sequence[CodeLine]) -> set[CodeLine]:
-        pairs = itertools.pairwise(stack)
-        return {outer for outer, inner in pairs if (inner.file, inner.function) in slow and not is_library(outer.file)}
-
-    known = {(line.file, line.line) for line in lines}
-    found = [line for line in _whole_lines(hot, callers) if line.share >= MIN_CALLING]
-    return sorted((line for line in found if (line.file, line.line) not in known), key=lambda line: -line.share)
-
-
-def _whole_lines(hot: HotLines, of_stack: Callable[[Sequence[CodeLine]], Iterable[CodeLine]]) -> list[HotLine]:
-    """Return lines with all that they call as their share.
-
-    Args:
-        hot: All lines.
-        of_stack: Returns the lines of a stack that are asked for.
-    """
-    found: dict[CodeLine, list[StackCount]] = {}
-    for count in hot.stacks:
-        for line in of_stack(count.stack):
-            found.setdefault(line, []).append(count)
-    whole = sum(count.computing + count.waiting for count in hot.stacks) or 1.0
-    lines = []
-    for line, counts in found.items():
-        computing, waiting = sum(count.computing for count in counts), sum(count.waiting for count in counts)
-        lines.append(
-            HotLine(
-                share=(computing + waiting) / whole, computing=computing / whole, waiting=waiting / whole,
-                total=(computing + waiting) / whole, source=source_line(line.file, line.line),
-                place=place_of(line.file, line.line), function=line.function, file=line.file, line=line.line,
-            )
-        )  # fmt: skip
-    return lines
+    return whole_lines(hot, lambda stack: filter(None, [replaceable(stack)]))
 
 
 def _changed(site: Site, proposal: Proposal) -> frozenset[int]:
     """Return the numbers of the lines that a proposal replaces, in the file or cell."""
     first = site.line.line - site.number
     return frozenset(first + number for number in changed_lines(site, proposal))
-
-
-def _is_below(line: HotLine, caller: RemedyResult, hot: HotLines) -> bool:
-    """Whether a line nearly always runs while lines that a remedy replaces, of another function, wait for it."""
-    own = [count for count in hot.stacks if any(_is_at(one, line) for one in count.stack)]
-    below = [count for count in own if any(_is_replaced(one, caller) for one in count.stack)]
-    whole, part = (sum(count.computing + count.waiting for count in counts) for counts in (own, below))
-    return not _is_same_function(line, caller.line) and part >= NEARLY_ALL * whole > 0
-
-
-def _is_replaced(code: CodeLine, remedy: RemedyResult) -> bool:
-    same = (code.file, code.function) == (remedy.line.file, remedy.line.function)
-    return same and (code.line in remedy.changed or code.line == remedy.line.line)
-
-
-def _is_at(code: CodeLine, line: HotLine) -> bool:
-    return (code.file, code.line) == (line.file, line.line)
 
 
 def _predicted(found: RemedyResult, hot: HotLines, predict: Predict, collating: float) -> RemedyResult:
@@ -560,7 +493,8 @@ def _tried(found: _Found, samples: Samples, run: Run, shown: Bar, end: float) ->
         measured: list[Measured] = []
         left = sum(map(len, groups[1:]))
         try:
-            for one in run(Trial(Produce(samples), roots, groups, line, proposal, TRIAL_SECONDS, limit)):
+            trial = Trial(Produce(samples), roots, groups, line, proposal, TRIAL_SECONDS, limit, found.below_cache)
+            for one in run(trial):
                 if one is None:
                     break
                 measured.append(one)
@@ -616,9 +550,9 @@ def _fitting(found: RemedyResult, samples: int) -> RemedyResult:
         return RemedyResult(found.line, found.name, found.proposal, problem=f"it takes {megabytes(needed)} of memory")
     calls = samples * found.cached.calls / found.cached.samples if found.cached.calls else samples
     all_kept = replace(found, kept_in_all=needed, shared_by=calls / results)
-    if found.filled is None or all_kept.gains_later:
+    if found.filled is None or all_kept.shared_by < SEEN:
         return all_kept
-    return replace(all_kept, after=found.filled)  # soon, the cache has the results of all arguments
+    return replace(all_kept, after=found.filled)  # soon, the cache has the results of nearly all arguments
 
 
 def results_of(samples: int, tried: Kept) -> float:

@@ -27,6 +27,10 @@ MIN_GAIN = 1.1
 """A remedy is not shown if it gains less, for a sample or for the loop, or loses."""
 LATER_GAIN = 1.2
 """Smallest gain of a cache that takes memory and gains only from the second epoch on."""
+PAYS_AFTER = 5
+"""Such a cache is not shown if so many epochs do not gain what the first one loses."""
+SLOWER_FIRST = 1.25
+"""If the first epoch takes this many times as long, that is said."""
 ONCE = 1.0
 """What each worker does once is named from so many seconds on."""
 FORKED = "Forked workers do not, if you make one sample in the notebook before the loop."
@@ -83,10 +87,14 @@ class RemedyResult:
     """Memory that the cache takes for all samples, bytes. Samples with the same arguments share a result."""
     shared_by: float = 1.0
     """Number of calls of all samples for each result that the cache keeps."""
+    filling: Cost | None = None
+    """What a sample takes in the first epoch, which fills the cache; None if the remedy is none."""
     filled: Cost | None = None
     """What a sample takes once the cache has all results; None if that is `after`."""
     once: float = 0.0
     """How much longer the first samples take in each process, seconds: something is compiled, read or sorted then."""
+    uncached: bool = False
+    """Whether both codes were tried without a cache that keeps what they compute: only the first epoch gains."""
     in_class: str = ""
     """Name of the class whose method is rewritten; "" if the function is no method."""
     changed: frozenset[int] = frozenset()
@@ -117,6 +125,19 @@ class RemedyResult:
         return self.proposal.saves == "later" and self.shared_by < MANY
 
     @property
+    def first_loses(self) -> float:
+        """How many times as long the first epoch takes, which fills a cache."""
+        if self.filling is None or not self.gains_later or not self.before.seconds:
+            return 1.0
+        return self.filling.seconds / self.before.seconds
+
+    @property
+    def _pays_late(self) -> bool:
+        """Whether many epochs do not gain what the first one loses."""
+        saved = 1 - self.after.seconds / self.before.seconds if self.before.seconds else 0.0
+        return self.first_loses - 1 > max(0.0, PAYS_AFTER * saved)
+
+    @property
     def kept(self) -> float:
         """Memory that the cache takes for a result, bytes; 0 if the remedy is no cache."""
         return self.cached.nbytes / self.cached.results if self.cached.results > 0 else 0.0
@@ -141,6 +162,7 @@ class RemedyResult:
             return False
         enough = self.gain >= (LATER_GAIN if self.gains_later else MIN_GAIN)
         enough &= p.saves in ("lock", "threads") or self.before.seconds - self.after.seconds >= MIN_SAVED
+        enough &= not self._pays_late
         return enough and self._speeds_up_the_loop and not self.difference.problem
 
     @property
@@ -220,10 +242,14 @@ class RemedyResult:
             text += f" The loop takes {duration(self.loop)} more per sample on the CPU, less on a GPU."
         if self.kept:
             text += f" {self._memory()}"
+        if self.uncached:
+            text += " A cache keeps what it computes, so only the first epoch gains."
+        if self.first_loses >= SLOWER_FIRST:
+            text += f" The first epoch takes {factor(self.first_loses)} as long."
         if self.once >= ONCE:
             text += f" Each worker needs {duration(self.once)} more for its first samples. {FORKED}"
         if self.prediction is not None and self._speedup is not None:
-            later = " from the second epoch on" if self.gains_later else ""
+            later = " from the second epoch on" if self.gains_later else " in the first epoch" if self.uncached else ""
             text += f" The loop would be {self.prediction.gain(' as fast')}{later}."
         elif self.prediction is not None:
             text += f" There is no prediction for the loop: {self.prediction.reason}."
@@ -254,6 +280,8 @@ class RemedyResult:
         if self.problem:
             return clean(" ".join(self.problem.split()), _SOURCE)
         loop = "" if self._speeds_up_the_loop or self.prediction is None else f", loop {self.prediction.gain()}"
+        if self._pays_late:
+            loop += f", but the first epoch takes {factor(self.first_loses)} as long"
         if self._slows_the_loop:
             loop += f", and the loop takes {duration(self.loop)} more per sample"
         return factor(self.gain, ".2f") + loop + ("" if self.keeps_values else ", other values")
@@ -425,6 +453,7 @@ def summed(line: HotLine, name: str, proposal: Proposal, measured: Sequence[Meas
     for one in measured:
         apart = largest(apart, one.difference)
     before, after = _mean([one.before for one in measured], samples), _mean([one.after for one in measured], samples)
+    filling = [one.filling for one in measured if one.filling is not None]
     all_kept = [one.filled or one.after for one in measured]
     filled = _mean(all_kept, samples) if any(one.filled for one in measured) else None
     drawn = [one.pictures for one in measured if one.pictures is not None]
@@ -432,7 +461,7 @@ def summed(line: HotLine, name: str, proposal: Proposal, measured: Sequence[Meas
         line, name, proposal, samples, before, after, apart, loop=sum(one.loop for one in measured) / samples,
         parts=measured[0].parts, pictures=max(drawn, key=lambda pictures: pictures.mean, default=None),
         cached=max((one.kept for one in measured), key=lambda kept: kept.samples, default=NOTHING_KEPT),
-        filled=filled, once=min(one.once for one in measured),
+        filling=_mean(filling, samples) if filling else None, filled=filled, once=min(one.once for one in measured),
     )  # fmt: skip
 
 

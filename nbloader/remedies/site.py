@@ -52,6 +52,8 @@ class Facts(NamedTuple):
     """Number of threads of linear algebra in a worker that has produced a sample; None if it is not known."""
     opencv_threads: int | None = None
     """The same for OpenCV."""
+    other_threads: float = 0.0
+    """Share of the CPU time for a sample in threads other than the one that produces it."""
     returned: tuple[Returned, ...] = ()
     """What functions of the user have returned."""
     calls: Mapping[tuple[str, int], int] = {}

@@ -12,11 +12,13 @@ from __future__ import annotations
 import ast
 import contextlib
 import linecache
+import secrets
 import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
@@ -24,6 +26,7 @@ from typing import Any, NamedTuple
 from nbloader._util import rng
 from nbloader._util.rng import mix
 from nbloader.cache import process_cache
+from nbloader.cache.cached_function import without_cache
 from nbloader.metrics.hot_lines import HotLine
 from nbloader.remedies.calls import counted_calls
 from nbloader.remedies.difference import Difference, difference
@@ -35,8 +38,6 @@ READ_ONLY = "The given NumPy array is not writable"
 """Begins a warning of torch."""
 FAR_SLOWER, FAR_SLOWER_SECONDS = 3, 0.2
 """A trial ends early if the rewritten code takes this many times as long, and at least so many seconds so far."""
-SEED = 0
-"""Both codes draw the same random numbers."""
 LATE = "other trials have taken"
 """What a problem begins with if there was no time for a trial."""
 RAISES = "the rewritten code raises "
@@ -102,6 +103,8 @@ class Measured(NamedTuple):
     """What the cache keeps since the trial began, if the rewritten code has one."""
     parts: tuple[str, ...] = ()
     """The parts of the batch that the loop computes, such as `["image"]`; `""` is the whole batch."""
+    filling: Cost | None = None
+    """What the rewritten code took when its cache had no results of these samples; None if it has none."""
     filled: Cost | None = None
     """What the rewritten code takes once its cache has all results; None if that is `after`."""
     once: float = 0.0
@@ -145,6 +148,7 @@ class Trial:
         proposal: What to write instead.
         seconds: The trial ends with the measurement in which it has taken so long.
         limit: How long a measurement may take; whoever runs the trial ends it.
+        uncached: Whether both codes run without the user's cached functions, which would not run the line again.
     """
 
     produce: Callable[[Any], Any]
@@ -154,8 +158,12 @@ class Trial:
     proposal: Proposal
     seconds: float
     limit: float
+    uncached: bool = False
     _cell: list[str] = field(init=False, repr=False)
     """Source of the cell with the line; empty if the line is in a file."""
+    _seed: int = field(default_factory=partial(secrets.randbits, 62), init=False, repr=False)
+    """Both codes draw the same random numbers, and each trial others: the cache has no results of an earlier trial with
+    arguments that are drawn at random."""
     _end: float = field(default=0.0, init=False, repr=False)
     """When the trial has taken so long, perf_counter seconds; 0 before it begins."""
     _measured: list[Measured] | None = field(default_factory=list, init=False, repr=False)
@@ -192,7 +200,8 @@ class Trial:
         if before is None:
             return None
         self._end = self._end or time.perf_counter() + self.seconds
-        with warnings.catch_warnings():  # of the user's code, which its own epochs show
+        around = without_cache() if self.uncached else contextlib.nullcontext()
+        with warnings.catch_warnings(), around:  # of the user's code, which its own epochs show
             warnings.simplefilter("ignore")
             measured = self._measure(position)
         before.append(measured)
@@ -201,14 +210,15 @@ class Trial:
         return measured
 
     def _measure(self, position: int) -> Measured:
-        first, indices, seed = self.groups[0], self.groups[1 + position], mix(SEED, position)
+        first, indices, seed = self.groups[0], self.groups[1 + position], mix(self._seed, position)
         try:
             if self._new is None:
                 self._prepare(first)
             self._run(None, indices, seed)  # its files are in the page cache from now on, for both codes
             usual = self._usual.get(position)
+            filling, calls = None, 0
             if self.proposal.saves == "later":  # filled under another seed: what is drawn at random then differs
-                self._fill(indices, mix(seed, 1))
+                filling, calls = self._fill(indices, mix(seed, 1))
             missed = self._cached.misses
             if position % 2 or usual is not None:
                 made = self._run(self._new, indices, seed)
@@ -216,18 +226,22 @@ class Trial:
             else:
                 usual = self._run(None, indices, seed)
                 made = self._run(self._new, indices, seed)
+            missed = self._cached.misses - missed
+            if 0 < calls <= missed:
+                self._check_arguments(indices, mix(seed, 2))
             # If arguments are drawn at random from a few, the cache did not have all results yet.
-            shared = len(self._keys) < self._keys.total() and self._cached.misses > missed
+            shared = missed > 0 and len(self._keys) < self._keys.total()
             filled = self._run(self._new, indices, seed).cost if shared else None
             begin = time.perf_counter()
-            batch = self._in_loop(made.batch, usual.batch)
+            batch = self._converted(made.batch, usual.batch)
             loop = time.perf_counter() - begin if self.proposal.loop else 0.0
         except CannotTryError as error:
             return Measured(len(indices), Cost(0, 0), Cost(0, 0), Difference(), str(error))
         apart = difference(usual.batch, batch)
         pictures = None if apart.equal or apart.problem else pictures_of(usual.batch, batch)
         return Measured(
-            len(indices), usual.cost, made.cost, apart, "", loop, pictures, self._kept(), tuple(self._parts), filled,
+            len(indices), usual.cost, made.cost, apart, "", loop, pictures, self._kept(), tuple(self._parts), filling,
+            filled,
             self._once(len(first), (usual if self.proposal.saves == "later" else made).cost.seconds / len(indices)),
         )  # fmt: skip
 
@@ -237,14 +251,24 @@ class Trial:
         now = process_cache.gauge() if self.proposal.saves == "later" else None
         return _Counts() if now is None else _Counts(now.misses, now.nbytes, now.entries)
 
-    def _fill(self, indices: Any, seed: int) -> None:
-        """Produce samples for the first time, which fills the cache."""
+    def _fill(self, indices: Any, seed: int) -> tuple[Cost, int]:
+        """Produce samples for the first time, which fills the cache.
+
+        Returns:
+            What that took, and how often a cached function was called.
+        """
+        made = self._run(self._new, indices, seed)
+        keys = self._calls(indices, seed)
+        self._keys += keys
+        return made.cost, keys.total()
+
+    def _calls(self, indices: Any, seed: int) -> Counter[Any]:
+        """Return the arguments of the calls of a cached function while samples are produced; none without a cache."""
         if self.proposal.saves != "later":
-            self._run(self._new, indices, seed)
-            return
+            return Counter()
         with counted_calls(_globals(self._new), self.proposal.helper) as keys:
             self._run(self._new, indices, seed)
-        self._keys += keys
+        return keys
 
     def _once(self, samples: int, each: float) -> float:
         """Return how much longer the first samples took than later ones that are not in a cache."""
@@ -261,8 +285,8 @@ class Trial:
         """Rewrite the function, and have it do what it does once per process."""
         if self.proposal.saves == "threads":  # the rewritten code changes a setting of the process
             for position, indices in enumerate(self.groups[1:]):
-                self._run(None, indices, mix(SEED, position))
-                self._usual[position] = self._run(None, indices, mix(SEED, position))
+                self._run(None, indices, mix(self._seed, position))
+                self._usual[position] = self._run(None, indices, mix(self._seed, position))
         if self._cell:  # a size and no time: the entry is not of a file that may have changed
             linecache.cache.setdefault(self.line.file, (len("".join(self._cell)), None, self._cell, self.line.file))
         site = locate(self.line, self.roots)
@@ -271,7 +295,7 @@ class Trial:
         self._before = self._cached
         self._new = _swap(site, self.proposal)
         begin = time.perf_counter()
-        self._fill(first, SEED)
+        self._fill(first, self._seed)
         self._first = time.perf_counter() - begin
 
     def _run(self, new: _Swap | None, indices: Any, seed: int) -> _Made:
@@ -285,6 +309,18 @@ class Trial:
                 return _measured(self.produce, indices)
         except Exception as error:
             raise CannotTryError(f"{RAISES}{type(error).__name__}: {error}") from error
+
+    def _check_arguments(self, indices: Any, seed: int) -> None:
+        """Check that the cached function gets the same arguments again if other random numbers are drawn."""
+        if self._calls(indices, seed).keys().isdisjoint(self._keys):
+            raise CannotTryError(f"none of {self._keys.total():,} calls had the arguments of another one")
+
+    def _converted(self, made: Any, usual: Any) -> Any:
+        """Compute what the loop computes instead of the workers; that has to be something."""
+        batch = self._in_loop(made, usual)
+        if self.proposal.loop and not self._parts:
+            raise CannotTryError(f"{RAISES}no part of a sample is converted later")
+        return batch
 
     def _in_loop(self, made: Any, usual: Any, part: str = "") -> Any:
         """Compute what the loop computes instead of the workers, of each value whose type has changed."""

@@ -44,7 +44,9 @@ def _short(e: Evidence) -> str:
 
 def _remedy(e: Evidence) -> Remedy:
     return Remedy(
-        "Use a larger prefetch_factor.", more_workers=False if e.window < e.workers else None, larger_window=True
+        "Use a larger prefetch_factor, or a larger prefetch if it is set.",
+        more_workers=False if e.window < e.workers else None,
+        larger_window=True,
     )
 
 

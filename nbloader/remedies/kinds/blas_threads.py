@@ -10,6 +10,10 @@ from nbloader.remedies.site import Site
 from nbloader.remedies.threads import VARIABLES, has_threadpoolctl
 
 PRODUCTS = ("dot", "matmul", "einsum", "tensordot", "inner", "vdot")
+CALLERS = ("numpy", "scipy", "sklearn")
+"""Packages whose functions use linear algebra, where other threads compute while a sample is produced."""
+OTHERS = 0.2
+"""They do if theirs is at least this share of the CPU time."""
 LARGE = 10_000
 """Number of elements from which the work of a line is large enough for several threads."""
 FLOAT = 4
@@ -38,10 +42,11 @@ class BlasThreads:
 
     def propose(self, site: Site) -> list[Proposal]:
         """See `Remedy`. Nothing is proposed if one thread computes already, or, untried, for small arrays."""
-        if site.facts.blas_threads == 1 or not any(self._multiplies(site, node) for node in site.nodes):
+        several = site.facts.other_threads >= OTHERS and any(self._may_multiply(site, node) for node in site.nodes)
+        if site.facts.blas_threads == 1 or not (several or any(self._multiplies(site, node) for node in site.nodes)):
             return []
         if not has_threadpoolctl():
-            if not self._is_large(site):
+            if not (several or self._is_large(site)):
                 return []
             return [
                 Proposal(
@@ -87,6 +92,12 @@ class BlasThreads:
         return module.startswith(("numpy.linalg", "scipy.linalg")) or (
             module.startswith("numpy") and getattr(called, "__name__", "") in PRODUCTS
         )
+
+    @staticmethod
+    def _may_multiply(site: Site, node: ast.AST) -> bool:
+        """Whether a node calls a function that may use linear algebra."""
+        called = site.target(node.func) if isinstance(node, ast.Call) else None
+        return (getattr(called, "__module__", "") or "").partition(".")[0] in CALLERS
 
 
 REMEDY = BlasThreads()

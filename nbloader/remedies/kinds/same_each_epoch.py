@@ -71,7 +71,10 @@ class SameEachEpoch:
         if calls_kept:  # one cache may keep what is made of the results of another one, once that has them
             return found[:1] if is_filled() else []
         if found:  # the longest part, then shorter ones, which may take less memory, or be the same in each epoch
-            return list(dict.fromkeys([found[0], found[len(found) // 2], found[-1], *smaller[:1]]))
+            several: dict[str, Proposal] = {}
+            for one in (found[0], found[len(found) // 2], found[-1], *smaller[:1]):
+                several.setdefault(one.helper, one)
+            return list(several.values())
         return [proposal for value in _values(site) if (proposal := _of_value(site, value)) is not None][:1]
 
 
