@@ -450,7 +450,7 @@ def test_the_example_of_the_guide_fetches_pages_from_a_web_server(capsys):
     page = ROOT / "docs/how-to/load-asynchronously.md"
     example, output = next(zip(code(page), OUTPUT.findall(page.read_text(encoding="utf-8")), strict=False))
     with web_server(needed=60) as (url, seen):
-        exec(example.replace("http://localhost:8000", url).replace("concurrency=500", "concurrency=30"), {})
+        exec(example.replace("http://localhost:8000", url).replace("concurrency=20", "concurrency=30"), {})
         assert seen["most"] == 60
     printed = capsys.readouterr()
     assert printed.out == output

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -143,6 +144,12 @@ def test_running_all_cells_again_leaves_nothing_of_the_first_time(notebook):
         notebook("loader = DataLoader(Scaled(800), 4, num_workers=2, persistent_workers=True)")
         assert notebook("epoch = iter(loader)", "print(next(epoch).tolist())") == "[0, 1, 2, 3]"
         wait_for(lambda: len(notebook.processes()) == 3, "the zygote and the two workers of this time")
+
+
+def test_the_example_of_the_explorer_prints_what_its_page_says(notebook):
+    page = (ROOT / "docs/explore.md").read_text(encoding="utf-8")
+    program, printed = re.search(r"```python\n(.*?)```\n\n<!-- output -->\n```text\n(.*?)```", page, re.DOTALL).groups()
+    assert notebook(program) == printed.strip()
 
 
 def test_a_restart_of_the_kernel_in_a_busy_cell_leaves_nothing(notebook):

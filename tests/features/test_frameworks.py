@@ -182,7 +182,7 @@ def test_the_guides_lines_resume_an_epoch_in_accelerate():
     loader = make()
     first, second = epoch(loader), epoch(loader)
     assert first != second
-    names = {"loader": make(), "epoch": 1, "steps": 4}
+    names = {"loader": make(), "epoch": 1, "steps_of_epoch": 4}
     exec(block_with(ROOT / "docs/how-to/resume-a-training.md", "skip_first_batches"), names)
     assert type(names["rest_of_epoch"].base_dataloader) is DataLoader
     assert epoch(names["rest_of_epoch"]) == second[4:]
@@ -210,14 +210,15 @@ class Regression(torch.nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore:.*pin_memory.*")
-def test_the_guides_three_lines_give_hugging_faces_trainer_this_loader(tmp_path, capsys, monkeypatch):
+def test_the_guides_subclass_gives_hugging_faces_trainer_this_loader(tmp_path, capsys, monkeypatch):
     transformers = pytest.importorskip("transformers")
     monkeypatch.setattr("transformers.trainer.is_datasets_available", lambda: False)  # `datasets` is a module of tests
-    ours, names = {}, {}
-    exec(block_with(GUIDE, "transformers.Trainer)"), ours)
-    exec(block_with(GUIDE, "transformers.TrainerCallback"), names)
+    monkeypatch.chdir(tmp_path)
+    guide = {"model": Regression(), "dataset": Rows(48)}
+    exec(block_with(GUIDE, "transformers.TrainerCallback"), guide)
+    assert_says_it_after_each_of_two_epochs(capsys.readouterr().out, "transformers.TrainerCallback")
     trained = []
-    for trainer_class, callbacks in ((transformers.Trainer, []), (ours["Trainer"], [names["Diagnosis"]()])):
+    for trainer_class in (transformers.Trainer, guide["Trainer"]):
         torch.manual_seed(3)
         model = Regression()
         arguments = transformers.TrainingArguments(
@@ -225,7 +226,7 @@ def test_the_guides_three_lines_give_hugging_faces_trainer_this_loader(tmp_path,
             dataloader_num_workers=2, dataloader_prefetch_factor=3, save_strategy="no", report_to=[], disable_tqdm=True,
             dataloader_pin_memory=False,
         )  # fmt: skip
-        trainer = trainer_class(model, arguments, train_dataset=Rows(48), eval_dataset=Rows(6), callbacks=callbacks)
+        trainer = trainer_class(model, arguments, train_dataset=Rows(48), eval_dataset=Rows(6))
         trainer.train()
         assert trainer.evaluate()["eval_loss"] >= 0
         trained.append((model.seen, model.layer.weight.item(), trainer.state.global_step))
@@ -234,7 +235,7 @@ def test_the_guides_three_lines_give_hugging_faces_trainer_this_loader(tmp_path,
     assert trained[0] == trained[1], "the same samples in the same order, and so the same model"
     assert (inside.num_workers, inside.prefetch_factor) == (2, 3)
     assert len(delivered(inside)) == 2 * 12
-    assert_says_it_after_each_of_two_epochs(capsys.readouterr().out, "transformers.TrainerCallback")
+    assert type(trainer.get_eval_dataloader().base_dataloader) is DataLoader
     inside.close()
 
 
