@@ -35,7 +35,7 @@ sys.path[:0] = [str(HERE), str(ROOT / "tests" / "browser")]
 
 import conftest  # noqa: E402 - tests/browser
 import scenario  # noqa: E402
-from scenario import EXPLORE, GOES_ON, LOOP, MAKE, STEPS, Results  # noqa: E402
+from scenario import EXPLORE, HAS_FORM, HAS_LINES, LOOP, MAKE, STEPS, Results  # noqa: E402
 
 BUILD = ROOT / "build" / "front-ends"
 PAGE = ROOT / "docs" / "how-to" / "front-ends.md"
@@ -205,7 +205,7 @@ def executed(row: Row, python: str, folder: Path, _browser: Any) -> Results:
         assert "batch 100 of 100" in outputs, "the last state is not in the notebook"
         assert 'nbl-silent\\"' not in outputs, "the notebook has advice for a page"
 
-    scenario.attempt(results, GOES_ON, has_the_form)
+    scenario.attempt(results, HAS_FORM, has_the_form)
     return results
 
 
@@ -229,7 +229,7 @@ def in_terminal(row: Row, python: str, folder: Path, _browser: Any) -> Results:
         assert "batches: 10" in said, said[-300:]
         assert said.count("nbloader: the ") == 2, said[-300:]
 
-    scenario.attempt(results, GOES_ON, goes_on)
+    scenario.attempt(results, HAS_LINES, goes_on)
     return results
 
 
@@ -347,7 +347,7 @@ def try_row(row: Row, browser: Any) -> dict[str, Any]:
 HEAD = """# Front ends that were tested
 
 The dashboard and the explorer were tried in these front ends on {dates}, on {system}, with Python {python}, torch
-{torch}, JupyterLab {lab} and a real Chromium. `make front-ends` writes this page. The tests of the project also run
+{torch}, JupyterLab {lab} and Chromium. `make front-ends` writes this page. The tests of the project also run
 Notebook {notebook}. [A remote machine, Colab, VS Code](remote-machines.md) says what was not tried.
 
 ## With live views

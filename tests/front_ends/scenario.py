@@ -42,7 +42,8 @@ LIVE, MOVES, RESTART, PAUSE, STEP, RESIZE, EXPLORER, RELOAD = STEPS = (
     "reload",
 )
 NAMED, REFRESHED = "says what is missing", "plain form is refreshed"
-GOES_ON = "goes on, with a form or a line of text"
+HAS_FORM = "runs to its end, with a plain form"
+HAS_LINES = "runs to its end, with a line for each view"
 FIRST, TIMEOUT = 90_000, 30_000
 """Milliseconds for a kernel that imports torch, and for each other step."""
 STUCK = ".nbl-live tr.nbl-stuck"
