@@ -141,7 +141,7 @@ def test_the_guides_callback_reports_in_lightning_what_limited_each_epoch(tmp_pa
     )  # fmt: skip
     with DataLoader(Slow(64), 4, num_workers=1, workers="thread") as train:
         trainer.fit(Line(), train)
-    assert_says_it_after_each_of_two_epochs(capsys.readouterr().out)
+    assert_says_it_after_each_of_two_epochs(capsys.readouterr().out, "lightning.Callback")
     assert 0 <= trainer.callback_metrics["loader_wait_share"] <= 1
 
 
@@ -155,14 +155,14 @@ def test_the_guides_lines_report_in_accelerate_what_limited_each_epoch(capsys):
     exec(block_with(GUIDE, "accelerator.prepare"), names)
     names["loader"].base_dataloader.close()
     loader.close()
-    assert_says_it_after_each_of_two_epochs(capsys.readouterr().out)
+    assert_says_it_after_each_of_two_epochs(capsys.readouterr().out, "accelerator.prepare")
 
 
-def assert_says_it_after_each_of_two_epochs(printed):
-    """What the guide shows below the first of its three programs."""
+def assert_says_it_after_each_of_two_epochs(printed, word):
+    """What the guide shows below the program with a word."""
     said = [line for line in printed.splitlines() if "of the epoch's" in line]
     assert len(said) == 2
-    assert output(GUIDE, "transformers.TrainerCallback").fullmatch("\n".join(said)), said
+    assert output(GUIDE, word).fullmatch("\n".join(said)), said
 
 
 def test_the_guides_lines_resume_an_epoch_in_accelerate():
@@ -216,7 +216,7 @@ def test_the_guides_subclass_gives_hugging_faces_trainer_this_loader(tmp_path, c
     monkeypatch.chdir(tmp_path)
     guide = {"model": Regression(), "dataset": Rows(48)}
     exec(block_with(GUIDE, "transformers.TrainerCallback"), guide)
-    assert_says_it_after_each_of_two_epochs(capsys.readouterr().out)
+    assert_says_it_after_each_of_two_epochs(capsys.readouterr().out, "transformers.TrainerCallback")
     trained = []
     for trainer_class in (transformers.Trainer, guide["Trainer"]):
         torch.manual_seed(3)
