@@ -139,7 +139,7 @@ def test_a_page_plays_runs_at_any_moment_and_speed_and_loads_nothing(page: Any, 
 
 
 def test_a_notebook_plays_runs_without_its_kernel(open_notebook: Any, server: Any) -> None:
-    (play,) = re.findall(r"^(nbloader\.play\(\{.*)$", GUIDE.read_text(encoding="utf-8"), re.MULTILINE)
+    (play,) = re.findall(r"^recordings = .*\n.*$", GUIDE.read_text(encoding="utf-8"), re.MULTILINE)
     for name, path in (("wait.nbl", RUNS["Do nothing"]), ("restart.nbl", RUNS["Restart it"])):
         shutil.copy(path, server.root / name)
     notebook = open_notebook(f"import nbloader\n{play}")
