@@ -2,6 +2,7 @@
 
     python instructor.py ../../build/key    write the notebooks, with the key in the answer cells, into a folder
     python instructor.py --students ../../build/students    write what students get: the notebooks without the key
+    python instructor.py --students ../../build/students --github ada/loaders    also make them work on Colab and Binder
 
 The text of the course is stored once, in the students' notebooks, and the answers once, in `key/`. A file there
 consists of cells: `# %% window` begins the answer to the cell `window` of the notebook, and `# %% window | mistake:
@@ -12,13 +13,15 @@ to a prompt "Explain ...", for the markdown cell below the prompt.
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import shutil
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import badges
 
 COURSE = Path(__file__).resolve().parent
 HEAD = re.compile(
@@ -130,14 +133,19 @@ def is_check(cell: dict[str, Any]) -> bool:
 
 def main() -> None:
     """Write the notebooks into the folder that the command line names, with what they need beside them."""
-    match sys.argv[1:]:
-        case ["--students", folder]:
-            with_key = False
-        case [folder] if not folder.startswith("-"):
-            with_key = True
-        case _:
-            sys.exit(__doc__)
-    to = Path(folder)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--students", action="store_true", help="leave the key out")
+    parser.add_argument("--github", metavar="OWNER/NAME", help="the public repository that will hold what is written")
+    parser.add_argument("--branch", default="main", help="its branch (default: %(default)s)")
+    parser.add_argument("folder", type=Path)
+    asked = parser.parse_args()
+    if asked.github and not asked.students:
+        parser.error("--github needs --students: the key should not be published")
+    try:
+        repository = badges.Repository.named(asked.github, asked.branch) if asked.github else None
+    except ValueError as error:
+        parser.error(str(error))
+    to, with_key = asked.folder, not asked.students
     to.mkdir(parents=True, exist_ok=True)
     for path, key in units().items():
         notebook = json.loads(path.read_text(encoding="utf-8"))
@@ -146,6 +154,8 @@ def main() -> None:
         (to / path.name).write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     for folder in ("checks", "drawings"):
         shutil.copytree(COURSE / folder, to / folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    if repository:
+        badges.publish([to / path.name for path in units()], repository)
     print(f"{len(units())} notebooks {'with' if with_key else 'without'} the key: {to}")
 
 
