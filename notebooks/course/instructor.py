@@ -64,7 +64,10 @@ class Answer:
 
 def units() -> dict[Path, Path]:
     """Each notebook of the course and the file with its key."""
-    return {path: COURSE / "key" / f"unit_{int(path.name[:2])}.py" for path in sorted(COURSE.glob("[0-9]*.ipynb"))}
+    return {
+        path: COURSE / "key" / f"unit_{int(path.name[:2])}.py"
+        for path in sorted(COURSE.glob("[0-9]*.ipynb"))
+    }
 
 
 def read_key(path: Path) -> dict[str, Answer]:
@@ -76,7 +79,9 @@ def read_key(path: Path) -> dict[str, Answer]:
     text = path.read_text(encoding="utf-8")
     heads = list(HEAD.finditer(text))
     if len(heads) != text.count("\n# %%"):
-        raise ValueError(f"{path} has {text.count('# %%')} headings, and {len(heads)} of them can be read")
+        raise ValueError(
+            f"{path} has {text.count('# %%')} headings, and {len(heads)} of them can be read"
+        )
     answers: dict[str, Answer] = {}
     for head, after in zip(heads, [*heads[1:], None], strict=True):
         source = text[head.end() : after.start() if after else len(text)].strip()
@@ -87,14 +92,18 @@ def read_key(path: Path) -> dict[str, Answer]:
             answers[cell] = Answer(source)
             continue
         if cell not in answers:
-            raise ValueError(f"{path} has another answer to {cell} before that of the key")
+            raise ValueError(
+                f"{path} has another answer to {cell} before that of the key"
+            )
         known = answers[cell]
         if head["what"] is not None:
             mistake = Mistake(head["what"], head["hint"], source)
             answers[cell] = replace(known, mistakes=(*known.mistakes, mistake))
         else:
             alternative = Alternative(head["how"], source)
-            answers[cell] = replace(known, alternatives=(*known.alternatives, alternative))
+            answers[cell] = replace(
+                known, alternatives=(*known.alternatives, alternative)
+            )
     return answers
 
 
@@ -103,9 +112,14 @@ def filled(notebook: dict[str, Any], key: dict[str, Answer]) -> dict[str, Any]:
     cells = []
     for cell in notebook["cells"]:
         if is_answer(cell):
-            cells.append(cell | {"source": key[cell["id"]].source.splitlines(keepends=True)})
+            cells.append(
+                cell | {"source": key[cell["id"]].source.splitlines(keepends=True)}
+            )
         elif is_explanation(cell):
-            cells.append(cell | {"source": model_answer(key[cell["id"]]).splitlines(keepends=True)})
+            cells.append(
+                cell
+                | {"source": model_answer(key[cell["id"]]).splitlines(keepends=True)}
+            )
         else:
             cells.append(cell)
     return notebook | {"cells": cells}
@@ -133,16 +147,28 @@ def is_check(cell: dict[str, Any]) -> bool:
 
 def main() -> None:
     """Write the notebooks into the folder that the command line names, with what they need beside them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--students", action="store_true", help="leave the key out")
-    parser.add_argument("--github", metavar="OWNER/NAME", help="the public repository that will hold what is written")
-    parser.add_argument("--branch", default="main", help="its branch (default: %(default)s)")
+    parser.add_argument(
+        "--github",
+        metavar="OWNER/NAME",
+        help="the public repository that will hold what is written",
+    )
+    parser.add_argument(
+        "--branch", default="main", help="its branch (default: %(default)s)"
+    )
     parser.add_argument("folder", type=Path)
     asked = parser.parse_args()
     if asked.github and not asked.students:
         parser.error("--github needs --students: the key should not be published")
     try:
-        repository = badges.Repository.named(asked.github, asked.branch) if asked.github else None
+        repository = (
+            badges.Repository.named(asked.github, asked.branch)
+            if asked.github
+            else None
+        )
     except ValueError as error:
         parser.error(str(error))
     to, with_key = asked.folder, not asked.students
@@ -151,9 +177,16 @@ def main() -> None:
         notebook = json.loads(path.read_text(encoding="utf-8"))
         if with_key:
             notebook = filled(notebook, read_key(key))
-        (to / path.name).write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        (to / path.name).write_text(
+            json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+        )
     for folder in ("checks", "drawings"):
-        shutil.copytree(COURSE / folder, to / folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            COURSE / folder,
+            to / folder,
+            dirs_exist_ok=True,
+            ignore=shutil.ignore_patterns("__pycache__"),
+        )
     if repository:
         badges.publish([to / path.name for path in units()], repository)
     print(f"{len(units())} notebooks {'with' if with_key else 'without'} the key: {to}")

@@ -65,13 +65,19 @@ class Unit:
         """Print which tasks are solved."""
         for name, result in self.results.items():
             print(f"{'solved' if result.solved else 'open  '}  {name}")
-        print(f"{sum(result.solved for result in self.results.values())} of {len(self.results)} tasks are solved")
+        print(
+            f"{sum(result.solved for result in self.results.values())} of {len(self.results)} tasks are solved"
+        )
 
 
-def _judge(check: Callable[..., str], answers: tuple[Any, ...], measured: dict[str, Any]) -> Result:
+def _judge(
+    check: Callable[..., str], answers: tuple[Any, ...], measured: dict[str, Any]
+) -> Result:
     try:
         if any(value is ... for value in (*answers, *measured.values())):
-            raise Unanswered("replace the dots in the cell above, run it, and run this cell again.")
+            raise Unanswered(
+                "replace the dots in the cell above, run it, and run this cell again."
+            )
         return Result(solved=True, text=f"{RIGHT} {check(*answers, **measured)}")
     except Unanswered as hint:
         return Result(solved=False, text=f"{OPEN} {hint}")
@@ -125,7 +131,11 @@ def attempt(code: Callable[..., Any], *arguments: Any, limit: float = LIMIT) -> 
 def _report(error: BaseException) -> str:
     """What code of a student raised, and the innermost line of it: of a cell, and not of a library that it calls."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if Path(__file__).parent not in Path(frame.filename).parents]
+    own = [
+        frame
+        for frame in frames
+        if Path(__file__).parent not in Path(frame.filename).parents
+    ]
     cells = [frame for frame in own if "ipykernel" in frame.filename]
     innermost = (cells or own)[-1:]
     line = "".join(f", at the line `{frame.line}`" for frame in innermost if frame.line)
@@ -138,7 +148,8 @@ def number(answer: Any, of: str) -> Any:
     Raises:
         Hint: It is something else.
     """
-    if isinstance(answer, bool) or not isinstance(answer, Real):  # NumPy's numbers are real, too
+    # NumPy's numbers are real, too.
+    if isinstance(answer, bool) or not isinstance(answer, Real):
         raise Hint(f"the answer is a number ({of}), not {answer!r}.")
     return answer
 
@@ -157,10 +168,14 @@ def choices(answer: Any, expected: Mapping[str, Any], why: Mapping[str, str]) ->
         raise Unanswered(f"{', '.join(unanswered)}.")
     wrong = [name for name, value in expected.items() if answer[name] != value]
     if wrong:
-        raise Hint(f"{len(wrong)} of {len(expected)} are wrong. Look at {wrong[0]!r}: {why[wrong[0]]}")
+        raise Hint(
+            f"{len(wrong)} of {len(expected)} are wrong. Look at {wrong[0]!r}: {why[wrong[0]]}"
+        )
 
 
-def counts(answer: Any, expected: Mapping[str, int], why: Mapping[str, str], of: str) -> None:
+def counts(
+    answer: Any, expected: Mapping[str, int], why: Mapping[str, str], of: str
+) -> None:
     """Compare a dict of numbers.
 
     Raises:

@@ -71,11 +71,17 @@ class CardCopy:
         """Start the copy."""
         card = self._card
         self._batch = pytree.tree_map_only(torch.Tensor, torch.clone, self._batch)
-        tensors = [leaf for leaf in pytree.tree_leaves(self._batch) if isinstance(leaf, torch.Tensor)]
+        tensors = [
+            leaf
+            for leaf in pytree.tree_leaves(self._batch)
+            if isinstance(leaf, torch.Tensor)
+        ]
         self.nbytes = sum(tensor.nbytes for tensor in tensors)
         self.pinned = time.perf_counter_ns()
         self._begin = max(self.pinned, card.free_at)
-        self._end = card.free_at = self._begin + round(1e3 * self.nbytes / card.mb_per_second)
+        self._end = card.free_at = self._begin + round(
+            1e3 * self.nbytes / card.mb_per_second
+        )
         card.nbytes += self.nbytes
         card.batches += 1
         card.most_batches = max(card.most_batches, card.batches)

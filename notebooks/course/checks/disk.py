@@ -85,13 +85,20 @@ class Disk:
         self._cached.clear()
 
     def _add(self, **more: int) -> None:
-        self.counts = Counts(**{name: value + more.get(name, 0) for name, value in self.counts._asdict().items()})
+        self.counts = Counts(
+            **{
+                name: value + more.get(name, 0)
+                for name, value in self.counts._asdict().items()
+            }
+        )
 
     def _touch(self, name: str, start: int, size: int) -> None:
         """Count a read of the program, and get the pages that are not in the cache."""
         missing = jumps = 0
         first = self._first[name]
-        for page in range(first + start // PAGE, first + pages_of(start + size)) if size else ():
+        for page in (
+            range(first + start // PAGE, first + pages_of(start + size)) if size else ()
+        ):
             cached = page in self._cached
             self._cached.pop(page, None)
             self._cached[page] = None
@@ -122,8 +129,9 @@ class File(io.RawIOBase):
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Go to another position. Nothing is read."""
-        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: len(self._data)}[whence]
-        at = start + operator.index(offset)  # an unsigned integer of NumPy would wrap around below
+        starts = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: len(self._data)}
+        # An unsigned integer of NumPy would wrap around below.
+        at = starts[whence] + operator.index(offset)
         if at < 0:
             raise ValueError(f"a file has no position {at}")
         self._at = at

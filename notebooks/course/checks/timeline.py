@@ -35,13 +35,20 @@ class Device:
         step: Milliseconds of the step on a batch, or such a list.
     """
 
-    def __init__(self, copy: float | Sequence[float] = 4, step: float | Sequence[float] = 10) -> None:
+    def __init__(
+        self, copy: float | Sequence[float] = 4, step: float | Sequence[float] = 10
+    ) -> None:
         self.takes = {"copy": copy, "step": step}
-        self.free_at = {"copy": 0.0, "step": 0.0}  # the engine for copies, and that for steps
+        self.free_at = {
+            "copy": 0.0,
+            "step": 0.0,
+        }  # the engine for copies, and that for steps
         self.host = 0.0
         """The time of the host."""
         self.operations: list[Operation] = []
-        self.waits: list[tuple[str, str, float]] = []  # from which lane to which one, and when
+        self.waits: list[
+            tuple[str, str, float]
+        ] = []  # from which lane to which one, and when
         self.lanes: list[str] = []
         self.blocks = 0
         """Batches for which memory was taken from the device."""
@@ -58,7 +65,9 @@ class Device:
         """Return memory for a batch, as torch's allocator: what was freed on the same stream comes again, at once."""
         stream = stream or self.main
         for freed in self.pool:
-            if freed.stream is stream and all(event.time <= self.host for event in freed.events):
+            if freed.stream is stream and all(
+                event.time <= self.host for event in freed.events
+            ):
                 self.pool.remove(freed)
                 return Memory(self, stream, freed.block)
         self.blocks += 1
@@ -71,14 +80,24 @@ class Device:
 
     def wrong(self) -> list[Operation]:
         """The steps that did not read their batch, or not all of it."""
-        return [step for step in self.operations if step.kind == "step" and step.block >= 0 and self._is_wrong(step)]
+        return [
+            step
+            for step in self.operations
+            if step.kind == "step" and step.block >= 0 and self._is_wrong(step)
+        ]
 
     def _is_wrong(self, step: Operation) -> bool:
-        copies = [o for o in self.operations if o.kind == "copy" and o.block == step.block and o.begin < step.end]
+        copies = [
+            o
+            for o in self.operations
+            if o.kind == "copy" and o.block == step.block and o.begin < step.end
+        ]
         last = max(copies, key=lambda o: o.begin, default=None)
         return last is None or last.batch != step.batch or last.end > step.begin
 
-    def _run(self, kind: str, stream: Stream, batch: int, memory: Memory | None) -> None:
+    def _run(
+        self, kind: str, stream: Stream, batch: int, memory: Memory | None
+    ) -> None:
         if memory is not None and memory.freed:
             raise RuntimeError(f"{kind} {batch} uses memory that was freed")
         takes = self.takes[kind]
@@ -102,7 +121,9 @@ class Stream:
         self.device, self.name, self.clock = device, name, 0.0
         device.lanes.append(name)
 
-    def copy(self, batch: int, to: Memory, *, pinned: bool = True, non_blocking: bool = True) -> None:
+    def copy(
+        self, batch: int, to: Memory, *, pinned: bool = True, non_blocking: bool = True
+    ) -> None:
         """Enqueue the copy of a batch to the device. From pageable memory, or if it blocks, the host waits for it."""
         self.device._run("copy", self, batch, to)
         if not (pinned and non_blocking):
@@ -158,13 +179,20 @@ class Memory:
     def free(self) -> None:
         """Give the memory back, as torch does when the last variable with the tensor is gone."""
         if not self.freed:
-            self.freed, self.events = True, [stream.record_event() for stream in self.used]
+            self.freed, self.events = (
+                True,
+                [stream.record_event() for stream in self.used],
+            )
             self.device.pool.append(self)
             self.device.frees += 1
 
 
 WIDTH, LEFT, ROW, TOP = 820, 76, 44, 20
-FILL = {"copy": ("#e3edfb", "#2f6fc0"), "step": ("#fdf0d8", "#b7791f"), "wait": ("#eef0f3", "#6b7280")}
+FILL = {
+    "copy": ("#e3edfb", "#2f6fc0"),
+    "step": ("#fdf0d8", "#b7791f"),
+    "wait": ("#eef0f3", "#6b7280"),
+}
 WRONG = ("#fbe3e0", "#c0392b")
 INK, MUTED, LINE = "#1f2733", "#4b5563", "#d5d9e0"
 LETTER = 7.2
@@ -178,7 +206,11 @@ def draw(device: Device, until: float | None = None) -> SVG:
         device: What to draw.
         until: The time at the right end, so that two drawings have the same scale.
     """
-    shown = [name for name in ("host", *device.lanes) if any(o.lane == name for o in device.operations)]
+    shown = [
+        name
+        for name in ("host", *device.lanes)
+        if any(o.lane == name for o in device.operations)
+    ]
     rows = {name: TOP + ROW * n for n, name in enumerate(shown)}
     bottom = TOP + ROW * len(rows)
     scale = (WIDTH - LEFT - 24) / (until or device.end or 1)
@@ -187,22 +219,50 @@ def draw(device: Device, until: float | None = None) -> SVG:
     for n in range(int((until or device.end) / tick) + 1):
         x = LEFT + n * tick * scale
         unit = " ms" if n == 0 else ""
-        parts.append(f'<line x1="{x:.1f}" y1="{TOP - 4}" x2="{x:.1f}" y2="{bottom}" stroke="{LINE}"/>')
+        parts.append(
+            f'<line x1="{x:.1f}" y1="{TOP - 4}" x2="{x:.1f}" y2="{bottom}" stroke="{LINE}"/>'
+        )
         parts.append(_text(x, bottom + 20, f"{n * tick}{unit}", MUTED, 12))
-    parts += [_text(LEFT - 10, y + 22, name, INK, 13, "end", 600) for name, y in rows.items()]
+    parts += [
+        _text(LEFT - 10, y + 22, name, INK, 13, "end", 600) for name, y in rows.items()
+    ]
     wrong = device.wrong()
     for o in device.operations:
         fill, stroke = WRONG if o in wrong else FILL[o.kind]
         x, width = LEFT + o.begin * scale, (o.end - o.begin) * scale
-        parts.append(_rectangle(x + 0.5, rows[o.lane] + 2, width - 1, ROW - 14, fill, stroke, 4))
-        long = "waits" if o.kind == "wait" else f"{o.kind} {o.batch}" + (" wrong" if o in wrong else "")
+        parts.append(
+            _rectangle(x + 0.5, rows[o.lane] + 2, width - 1, ROW - 14, fill, stroke, 4)
+        )
+        long = (
+            "waits"
+            if o.kind == "wait"
+            else f"{o.kind} {o.batch}" + (" wrong" if o in wrong else "")
+        )
         short = "" if o.kind == "wait" else str(o.batch)
-        label = next((text for text in (long, long.removesuffix(" wrong"), short) if len(text) * LETTER < width), "")
-        parts.append(_text(x + width / 2, rows[o.lane] + 22, label, WRONG[1] if o in wrong else INK, 12))
+        label = next(
+            (
+                text
+                for text in (long, long.removesuffix(" wrong"), short)
+                if len(text) * LETTER < width
+            ),
+            "",
+        )
+        parts.append(
+            _text(
+                x + width / 2,
+                rows[o.lane] + 22,
+                label,
+                WRONG[1] if o in wrong else INK,
+                12,
+            )
+        )
     for source, target, time in device.waits:
         if source in rows and target in rows and source != target:
             down = rows[source] < rows[target]
-            y1, y2 = rows[source] + (ROW - 12 if down else 2), rows[target] + (2 if down else ROW - 12)
+            y1, y2 = (
+                rows[source] + (ROW - 12 if down else 2),
+                rows[target] + (2 if down else ROW - 12),
+            )
             x = LEFT + time * scale
             parts.append(
                 f'<line x1="{x:.1f}" y1="{y1}" x2="{x:.1f}" y2="{y2}" stroke="{MUTED}" stroke-width="1.6" '
@@ -219,18 +279,32 @@ def draw(device: Device, until: float | None = None) -> SVG:
 
 def _said(device: Device) -> str:
     """The timeline in words."""
-    done = [f"{o.kind} {o.batch} from {o.begin:g} to {o.end:g} ms" for o in device.operations if o.batch >= 0]
+    done = [
+        f"{o.kind} {o.batch} from {o.begin:g} to {o.end:g} ms"
+        for o in device.operations
+        if o.batch >= 0
+    ]
     return "Timeline: " + ", ".join(done)
 
 
-def _rectangle(x: float, y: float, width: float, height: float, fill: str, stroke: str, radius: int) -> str:
+def _rectangle(
+    x: float, y: float, width: float, height: float, fill: str, stroke: str, radius: int
+) -> str:
     return (
         f'<rect x="{x:.1f}" y="{y:.1f}" width="{max(width, 1):.1f}" height="{height:.1f}" rx="{radius}" '
         f'fill="{fill}" stroke="{stroke}" stroke-width="1.4"/>'
     )
 
 
-def _text(x: float, y: float, text: Any, fill: str, size: int, anchor: str = "middle", weight: int = 400) -> str:
+def _text(
+    x: float,
+    y: float,
+    text: Any,
+    fill: str,
+    size: int,
+    anchor: str = "middle",
+    weight: int = 400,
+) -> str:
     return (
         f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size}" text-anchor="{anchor}" fill="{fill}" '
         f'font-weight="{weight}">{text}</text>'

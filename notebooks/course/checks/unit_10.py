@@ -44,7 +44,9 @@ class Chunks:
         kept: How many chunks stay in memory after an access: those that were used last.
     """
 
-    def __init__(self, disk: Disk, samples: Sequence[bytes], per_chunk: int, kept: int) -> None:
+    def __init__(
+        self, disk: Disk, samples: Sequence[bytes], per_chunk: int, kept: int
+    ) -> None:
         self.size, self.per_chunk, self.kept = len(samples[0]), per_chunk, kept
         self.decompressed = 0
         """Samples that were decompressed so far."""
@@ -100,7 +102,8 @@ def rows(cls: Callable[[Any], Any]) -> str:
         "40 images of 8 x 6 uint8": np.arange(1920).astype(np.uint8).reshape(40, 8, 6),
         "70 float64, with no other axis": np.linspace(0, 1, 70),
         "90 records with a name and a number": np.array(
-            [(f"sample {n}", n) for n in range(90)], dtype=[("a long name of a field", "U12"), ("another one", ">i8")]
+            [(f"sample {n}", n) for n in range(90)],
+            dtype=[("a long name of a field", "U12"), ("another one", ">i8")],
         ),
     }
     for what, array in arrays.items():
@@ -114,15 +117,21 @@ def rows(cls: Callable[[Any], Any]) -> str:
                 f"has {header}. Read the header only, and a row when somebody asks for it."
             )
         if attempt(len, data) != len(array):
-            raise Hint(f"an array with {what}: its length is {attempt(len, data)}. Which axis counts the rows?")
+            raise Hint(
+                f"an array with {what}: its length is {attempt(len, data)}. Which axis counts the rows?"
+            )
         for i in (0, 7, len(array) - 1, 3):
             disk.reset()
             row = attempt(lambda data=data, i=i: np.asarray(data[i]))
             said = f"an array with {what}: row {i}"
             if row.shape != array[i].shape:
-                raise Hint(f"{said} has the shape {row.shape}, and should have {array[i].shape}.")
+                raise Hint(
+                    f"{said} has the shape {row.shape}, and should have {array[i].shape}."
+                )
             if row.dtype != array.dtype:
-                raise Hint(f"{said} is of type {row.dtype}, and should be {array.dtype}. The header says so.")
+                raise Hint(
+                    f"{said} is of type {row.dtype}, and should be {array.dtype}. The header says so."
+                )
             if not np.array_equal(row, array[i]):
                 raise Hint(
                     f"{said} has other values than the array. It begins at byte {header + i * size} of the file: "
@@ -169,7 +178,8 @@ def cache(answer: Any, *, measured: Mapping[str, int]) -> str:
         "pages",
     )
     return (
-        "A second epoch over a small file measures the memory. Read in order, a file that is too large gains nothing."
+        "A second epoch over a small file measures the memory. "
+        "Read in order, a file that is too large gains nothing."
     )
 
 
@@ -195,7 +205,10 @@ def archives(answer: Any, *, measured: Mapping[str, int]) -> str:
 @unit.task("10.5 An index of a tar file")
 def tar(index: Callable[[Any], Any], read: Callable[[Any, Any, str], Any]) -> str:
     """`tar_index(file)` finds all members once, so that `read_member(file, index, name)` reads one of them only."""
-    members = {f"photos/{n:02}.jpg": noise(900 + 57 * n, n) for n in range(30)} | {"empty.txt": b"", "last.txt": b"end"}
+    members = {f"photos/{n:02}.jpg": noise(900 + 57 * n, n) for n in range(30)} | {
+        "empty.txt": b"",
+        "last.txt": b"end",
+    }
     data = _tar(members)
     disk, file = _file(data)
     made = attempt(index, file)
@@ -205,11 +218,21 @@ def tar(index: Callable[[Any], Any], read: Callable[[Any, Any, str], Any]) -> st
             "enough: `tarfile` skips the content of a member with `seek`."
         )
     if not isinstance(made, Mapping):
-        raise Hint(f"tar_index returned {type(made).__name__}: a dict is needed, by the names of the members.")
+        raise Hint(
+            f"tar_index returned {type(made).__name__}: a dict is needed, by the names of the members."
+        )
     missing = [name for name in members if name not in made]
     if missing:
-        raise Hint(f"{missing[0]!r} is not in the index. A member is found by its whole name.")
-    for name in ("photos/17.jpg", "empty.txt", "photos/00.jpg", "last.txt", "photos/29.jpg"):
+        raise Hint(
+            f"{missing[0]!r} is not in the index. A member is found by its whole name."
+        )
+    for name in (
+        "photos/17.jpg",
+        "empty.txt",
+        "photos/00.jpg",
+        "last.txt",
+        "photos/29.jpg",
+    ):
         disk.reset()
         content = attempt(read, file, made, name)
         expected = members[name]
@@ -253,16 +276,27 @@ def records(pack: Callable[[list[bytes]], Any], cls: Callable[[Any], Any]) -> st
     special = [b"\n", b"", b"a\nb", b"\0\0", b",", b"\n\n"]
     many = [noise(20 + n % 50, n) for n in range(400)]
     long = [noise(70_000, 1), b"short", noise(70_000, 2)]
-    for what, expected in (("8 records", various), ("records with special bytes", special), ("400 records", many)):
+    for what, expected in (
+        ("8 records", various),
+        ("records with special bytes", special),
+        ("400 records", many),
+    ):
         _records(pack, cls, what, expected)
     data = _records(pack, cls, "3 records, two of them long", long)
     if len(data) > 150_000:
-        raise Hint(f"3 records of 140,005 bytes make a file of {len(data):,} bytes. Do not fill them up to one length.")
+        raise Hint(
+            f"3 records of 140,005 bytes make a file of {len(data):,} bytes. Do not fill them up to one length."
+        )
     _records(pack, cls, "no records", [])
     return "The index has one number for each record, so each record is found with one jump."
 
 
-def _records(pack: Callable[[list[bytes]], Any], cls: Callable[[Any], Any], what: str, expected: list[bytes]) -> bytes:
+def _records(
+    pack: Callable[[list[bytes]], Any],
+    cls: Callable[[Any], Any],
+    what: str,
+    expected: list[bytes],
+) -> bytes:
     data = attempt(pack, list(expected))
     if not isinstance(data, (bytes, bytearray)):
         raise Hint(f"pack returned {type(data).__name__}: bytes are needed.")
@@ -278,15 +312,27 @@ def _records(pack: Callable[[list[bytes]], Any], cls: Callable[[Any], Any], what
         )
     length = attempt(len, opened)
     if length != len(expected):
-        raise Hint(f"{what}: the length is {length}. Are there bytes in a record that you take for a separator?")
+        raise Hint(
+            f"{what}: the length is {length}. Are there bytes in a record that you take for a separator?"
+        )
     for i in [*range(min(len(expected), 8)), *range(len(expected) - 1, 0, -97)]:
         disk.reset()
         made = attempt(lambda i=i: opened[i])
         said = f"{what}: record {i}"
         if made != expected[i]:
-            if isinstance(made, (bytes, bytearray)) and len(made) > len(expected[i]) and made.startswith(expected[i]):
-                raise Hint(f"{said} has {len(expected[i])} bytes, and you return {len(made)}. Where does it end?")
-            if isinstance(made, (bytes, bytearray)) and made and expected[i].startswith(made):
+            if (
+                isinstance(made, (bytes, bytearray))
+                and len(made) > len(expected[i])
+                and made.startswith(expected[i])
+            ):
+                raise Hint(
+                    f"{said} has {len(expected[i])} bytes, and you return {len(made)}. Where does it end?"
+                )
+            if (
+                isinstance(made, (bytes, bytearray))
+                and made
+                and expected[i].startswith(made)
+            ):
                 raise Hint(
                     f"{said} has {len(expected[i])} bytes, and you return the first {len(made)} of them. Which is the "
                     "largest number that your index can hold?"
@@ -307,7 +353,11 @@ def _records(pack: Callable[[list[bytes]], Any], cls: Callable[[Any], Any], what
 
 @unit.task("10.7 Compressed chunks")
 def chunks(
-    write: Callable[..., Any], read: Callable[..., Any], amplification: Any, *, measured: Mapping[str, int]
+    write: Callable[..., Any],
+    read: Callable[..., Any],
+    amplification: Any,
+    *,
+    measured: Mapping[str, int],
 ) -> str:
     """`write_chunks` and `read_sample` are a format, and `amplification` predicts what it costs."""
     for count, per_chunk in ((64, 8), (100, 32), (10, 1), (5, 20)):
@@ -327,36 +377,59 @@ def chunks(
     return "A chunk is the unit of reading: what an access costs depends on the accesses before it."
 
 
-def _chunks(write: Callable[..., Any], read: Callable[..., Any], count: int, per_chunk: int) -> None:
+def _chunks(
+    write: Callable[..., Any], read: Callable[..., Any], count: int, per_chunk: int
+) -> None:
     samples = samples_of(count, 200)
     said = f"{count} samples in chunks of {per_chunk}"
     made = attempt(write, list(samples), per_chunk)
-    if not isinstance(made, tuple) or len(made) != 2 or not isinstance(made[0], (bytes, bytearray)):
-        raise Hint(f"write_chunks returned {type(made).__name__}: a pair is needed, of bytes and a list of offsets.")
+    if (
+        not isinstance(made, tuple)
+        or len(made) != 2
+        or not isinstance(made[0], (bytes, bytearray))
+    ):
+        raise Hint(
+            f"write_chunks returned {type(made).__name__}: a pair is needed, of bytes and a list of offsets."
+        )
     data, offsets = made
     number_of_chunks = -(-count // per_chunk)
     if len(offsets) not in (number_of_chunks, number_of_chunks + 1):
-        raise Hint(f"{said}: there are {number_of_chunks} chunks, and you return {len(offsets)} offsets.")
+        raise Hint(
+            f"{said}: there are {number_of_chunks} chunks, and you return {len(offsets)} offsets."
+        )
     if len(data) > 0.9 * count * 200:
-        raise Hint(f"{said}: the file has {len(data):,} bytes, and the samples {count * 200:,}. Is it compressed?")
+        raise Hint(
+            f"{said}: the file has {len(data):,} bytes, and the samples {count * 200:,}. Is it compressed?"
+        )
     if len(offsets) == number_of_chunks and offsets[-1] == len(data):
         raise Hint(
             f"{said}: your last offset is the end of the file, and there should be {number_of_chunks} chunks. Is the "
             "last one left out?"
         )
     disk, file = _file(bytes(data))
-    sizes = [len(zlib.compress(b"".join(part), 1)) for part in _parts(samples, per_chunk)]
-    for i in sorted({0, 1, count // 2, count - 2, count - 1, per_chunk - 1, per_chunk} & set(range(count))):
+    sizes = [
+        len(zlib.compress(b"".join(part), 1)) for part in _parts(samples, per_chunk)
+    ]
+    for i in sorted(
+        {0, 1, count // 2, count - 2, count - 1, per_chunk - 1, per_chunk}
+        & set(range(count))
+    ):
         disk.reset()
         sample = attempt(read, file, offsets, per_chunk, 200, i)
         if not isinstance(sample, (bytes, bytearray)):
-            raise Hint(f"read_sample returned {type(sample).__name__}: bytes are needed.")
+            raise Hint(
+                f"read_sample returned {type(sample).__name__}: bytes are needed."
+            )
         if sample != samples[i]:
             if len(sample) != 200:
-                raise Hint(f"{said}: sample {i} has {len(sample)} bytes, and should have 200.")
+                raise Hint(
+                    f"{said}: sample {i} has {len(sample)} bytes, and should have 200."
+                )
             where = samples.index(bytes(sample)) if sample in samples else None
             got = "something else" if where is None else f"sample {where}"
-            raise Hint(f"{said}: instead of sample {i} you return {got}. In which chunk is it, and where in there?")
+            raise Hint(
+                f"{said}: instead of sample {i} you return {got}. In which chunk is it, and where in there?"
+            )
         if disk.counts.asked > 1.3 * sizes[i // per_chunk] + 20:
             raise Hint(
                 f"{said}: for sample {i} you read {disk.counts.asked:,} bytes, and its chunk has about "
@@ -367,9 +440,21 @@ def _chunks(write: Callable[..., Any], read: Callable[..., Any], count: int, per
 @unit.task("10.8 Shuffle chunks")
 def order(function: Callable[..., Any]) -> str:
     """`chunk_order(length, per_chunk, pool, rng)` is a random order that opens each chunk once."""
-    for length, per_chunk, pool in ((64, 8, 1), (64, 8, 2), (60, 8, 3), (30, 16, 5), (6, 1, 2)):
-        orders = [attempt(_order, function, length, per_chunk, pool, seed) for seed in range(20)]
-        if orders != [attempt(_order, function, length, per_chunk, pool, seed) for seed in range(20)]:
+    for length, per_chunk, pool in (
+        (64, 8, 1),
+        (64, 8, 2),
+        (60, 8, 3),
+        (30, 16, 5),
+        (6, 1, 2),
+    ):
+        orders = [
+            attempt(_order, function, length, per_chunk, pool, seed)
+            for seed in range(20)
+        ]
+        if orders != [
+            attempt(_order, function, length, per_chunk, pool, seed)
+            for seed in range(20)
+        ]:
             raise Hint("with the same seed, two orders differ. Draw from `rng` only.")
     orders = [attempt(_order, function, 64, 8, 2, seed) for seed in range(ORDERS)]
     first = {made[0] // 8 for made in orders}
@@ -378,9 +463,16 @@ def order(function: Callable[..., Any]) -> str:
             f"in {ORDERS} orders of 8 chunks, the first sample is always from chunk "
             f"{' or '.join(map(str, sorted(first)))}. Shuffle the chunks."
         )
-    if all([i for i in made if i // 8 == 3] == sorted(i for i in made if i // 8 == 3) for made in orders):
-        raise Hint(f"in {ORDERS} orders, samples 24 to 31 always come in this order. Shuffle in a chunk, too.")
-    mixed = sum(sum(a // 8 != b // 8 for a, b in itertools.pairwise(made)) for made in orders) / len(orders)
+    if all(
+        [i for i in made if i // 8 == 3] == sorted(i for i in made if i // 8 == 3)
+        for made in orders
+    ):
+        raise Hint(
+            f"in {ORDERS} orders, samples 24 to 31 always come in this order. Shuffle in a chunk, too."
+        )
+    mixed = sum(
+        sum(a // 8 != b // 8 for a, b in itertools.pairwise(made)) for made in orders
+    ) / len(orders)
     if mixed < 16:
         raise Hint(
             f"two chunks fit into the memory, and the order goes to another chunk {mixed:.0f} times in 64 samples. "
@@ -388,21 +480,29 @@ def order(function: Callable[..., Any]) -> str:
         )
     together = {frozenset(i // 8 for i in made[:8]) for made in orders}
     if len(together) < 12:
-        raise Hint(f"in {ORDERS} orders the same chunks are always open together. Which ones do you combine?")
+        raise Hint(
+            f"in {ORDERS} orders the same chunks are always open together. Which ones do you combine?"
+        )
     return f"With a memory of two chunks, the order goes to the other chunk {mixed:.0f} times in 64 samples."
 
 
-def _order(function: Callable[..., Any], length: int, per_chunk: int, pool: int, seed: int) -> list[int]:
+def _order(
+    function: Callable[..., Any], length: int, per_chunk: int, pool: int, seed: int
+) -> list[int]:
     """An order of samples. Looks whether each comes once, and how many chunks are open at the same time."""
     made = [int(i) for i in function(length, per_chunk, pool, random.Random(seed))]
     said = f"{length} samples in chunks of {per_chunk}, with a memory of {pool}"
     count = collections.Counter(made)
     unknown = sorted(set(made) - set(range(length)))
     if unknown:
-        raise Hint(f"{said}: {unknown[0]} comes, and there is no such sample. How long is the last chunk?")
+        raise Hint(
+            f"{said}: {unknown[0]} comes, and there is no such sample. How long is the last chunk?"
+        )
     missing = sorted(set(range(length)) - set(made))
     if missing:
-        raise Hint(f"{said}: {len(missing)} samples never come, for example {missing[0]}.")
+        raise Hint(
+            f"{said}: {len(missing)} samples never come, for example {missing[0]}."
+        )
     twice = [i for i in count if count[i] > 1]
     if twice:
         raise Hint(f"{said}: sample {twice[0]} comes {count[twice[0]]} times.")
@@ -477,7 +577,11 @@ class Use(NamedTuple):
             return math.inf
         counts = disk.counts
         requests = counts.opens + (counts.reads if self.remote else counts.jumps)
-        return self.request * requests + counts.bytes / self.bandwidth + decompressed / DECOMPRESSED
+        return (
+            self.request * requests
+            + counts.bytes / self.bandwidth
+            + decompressed / DECOMPRESSED
+        )
 
 
 DECOMPRESSED = 300_000
@@ -486,7 +590,11 @@ DECOMPRESSED = 300_000
 
 def _epoch(kind: str, disk: Disk, samples: Sequence[bytes], *, shuffled: bool) -> int:
     """Write samples in a format and read them all. Returns how many bytes were decompressed."""
-    order = random.Random(0).sample(range(len(samples)), len(samples)) if shuffled else range(len(samples))
+    order = (
+        random.Random(0).sample(range(len(samples)), len(samples))
+        if shuffled
+        else range(len(samples))
+    )
     longest = max(map(len, samples))
     filled = [sample.ljust(longest, b"\0") for sample in samples]
     if kind == "many files":
@@ -520,21 +628,55 @@ def _epoch(kind: str, disk: Disk, samples: Sequence[bytes], *, shuffled: bool) -
 def uses() -> dict[str, Use]:
     """What to choose a format for, by letter."""
     tokens = [noise(1000, seed) for seed in range(SAMPLES)]
-    photos = [noise(1000 + 977 * seed % 3000, seed) for seed in range(SAMPLES - 1)] + [noise(60_000)]
-    sensors = [bytes(int(value > 250) for value in noise(4000, seed)) for seed in range(SAMPLES)]
+    photos = [noise(1000 + 977 * seed % 3000, seed) for seed in range(SAMPLES - 1)] + [
+        noise(60_000)
+    ]
+    sensors = [
+        bytes(int(value > 250) for value in noise(4000, seed))
+        for seed in range(SAMPLES)
+    ]
     local = {"request": 0.1, "bandwidth": 100_000}
     return {
-        "A": Use("tokens, 1000 bytes each, in any order", tokens, shuffled=True, **local),
-        "B": Use("photos of 1 to 4 kB and one of 60 kB, in any order", photos, shuffled=True, **local),
-        "C": Use("the same photos, in object storage, in order", photos, False, 50, 100_000, remote=True),
-        "D": Use("sensors, 4000 bytes that compress well, in order, slow network", sensors, False, 1, 1_000),
-        "E": Use("the same photos, people replace one by a longer one", photos, False, edited=True, **local),
+        "A": Use(
+            "tokens, 1000 bytes each, in any order", tokens, shuffled=True, **local
+        ),
+        "B": Use(
+            "photos of 1 to 4 kB and one of 60 kB, in any order",
+            photos,
+            shuffled=True,
+            **local,
+        ),
+        "C": Use(
+            "the same photos, in object storage, in order",
+            photos,
+            False,
+            50,
+            100_000,
+            remote=True,
+        ),
+        "D": Use(
+            "sensors, 4000 bytes that compress well, in order, slow network",
+            sensors,
+            False,
+            1,
+            1_000,
+        ),
+        "E": Use(
+            "the same photos, people replace one by a longer one",
+            photos,
+            False,
+            edited=True,
+            **local,
+        ),
     }
 
 
 def costs() -> dict[str, dict[str, float]]:
     """The milliseconds of each use with each format."""
-    return {name: {kind: use.milliseconds(kind) for kind in FORMATS} for name, use in uses().items()}
+    return {
+        name: {kind: use.milliseconds(kind) for kind in FORMATS}
+        for name, use in uses().items()
+    }
 
 
 @unit.task("10.10 Choose a format")
@@ -551,7 +693,10 @@ def choose(answer: Any, *, measured: Mapping[str, Mapping[str, float]]) -> str:
         "D": "The bytes are what is scarce, and neighbors are read together. Which format has few bytes?",
         "E": "What must be written again in one large file if a sample in it becomes longer?",
     }
-    right = {name: min(kinds, key=lambda kind: kinds[kind]) for name, kinds in measured.items()}
+    right = {
+        name: min(kinds, key=lambda kind: kinds[kind])
+        for name, kinds in measured.items()
+    }
     if isinstance(answer, dict) and set(answer) == set(right):
         for name, kinds in measured.items():
             given, best = answer[name], right[name]
@@ -562,6 +707,8 @@ def choose(answer: Any, *, measured: Mapping[str, Mapping[str, float]]) -> str:
             elif math.isinf(kinds[given]):
                 why[name] = f"this format is read in order only. {why[name]}"
             else:
-                why[name] = f"this costs {kinds[given]:,.1f} ms, and the best {kinds[best]:,.1f} ms. {why[name]}"
+                why[name] = (
+                    f"this costs {kinds[given]:,.1f} ms, and the best {kinds[best]:,.1f} ms. {why[name]}"
+                )
     choices(answer, right, why)
     return "There is no best format. Ask for the order, the sizes, the cost of a request, and who changes the data."

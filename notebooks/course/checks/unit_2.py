@@ -39,7 +39,9 @@ class Batch:
 def buffer(cls: Callable[[], Any]) -> str:
     """`put(number, batch)` and `ready()`."""
     attempt(functools.partial(_in_all_orders, cls))
-    return "Every order of arrival gives the same order of delivery, and nothing is kept."
+    return (
+        "Every order of arrival gives the same order of delivery, and nothing is kept."
+    )
 
 
 def _in_all_orders(cls: Callable[[], Any]) -> None:
@@ -52,25 +54,39 @@ def _in_all_orders(cls: Callable[[], Any]) -> None:
             restored.put(n, batch)
             del batch
             arrived.add(n)
-            due = next(i for i in itertools.count() if i not in arrived)  # all before it have arrived
+            # All before it have arrived.
+            due = next(i for i in itertools.count() if i not in arrived)
             made = restored.ready()
             if not isinstance(made, (list, tuple)):
-                raise Hint(f"ready() returned {made!r}: a list of batches is needed, which may be empty.")
+                raise Hint(
+                    f"ready() returned {made!r}: a list of batches is needed, which may be empty."
+                )
             numbers = [b.n for b in made]
             story = f"after batches {sorted(arrived)} had arrived (in the order {order}), ready() returned {numbers}"
             if any(n < delivered for n in numbers):
-                raise Hint(f"{story}, with a batch that was returned before: each is delivered once, not twice.")
+                raise Hint(
+                    f"{story}, with a batch that was returned before: each is delivered once, not twice."
+                )
             if any(n >= due for n in numbers):
-                raise Hint(f"{story}, but batch {due} is missing: there is a gap. What comes behind it has to wait.")
+                raise Hint(
+                    f"{story}, but batch {due} is missing: there is a gap. What comes behind it has to wait."
+                )
             if numbers != sorted(numbers):
                 raise Hint(f"{story}: not in order.")
             if numbers != list(range(delivered, due)):
-                raise Hint(f"{story}: too few. One late batch may make several others ready at once.")
+                raise Hint(
+                    f"{story}: too few. One late batch may make several others ready at once."
+                )
             delivered = due
             del made
-        if any(reference() is not None for reference in references):  # else, spare a slow look at all objects
+        # Else, spare a slow look at all objects.
+        if any(reference() is not None for reference in references):
             gc.collect()
-        kept = [n for n, reference in zip(order, references, strict=True) if reference() is not None]
+        kept = [
+            n
+            for n, reference in zip(order, references, strict=True)
+            if reference() is not None
+        ]
         if kept:
             raise Hint(f"your buffer still holds the batches {sorted(kept)} after it has returned them: their memory "
                        "is never free again.")  # fmt: skip
@@ -79,7 +95,9 @@ def _in_all_orders(cls: Callable[[], Any]) -> None:
 class Numbers:
     """Sample i is i; sample `broken` raises, and sample `missing` another kind of error."""
 
-    def __init__(self, length: int, broken: int | None = None, missing: int | None = None) -> None:
+    def __init__(
+        self, length: int, broken: int | None = None, missing: int | None = None
+    ) -> None:
         self.length, self.broken, self.missing = length, broken, missing
 
     def __len__(self) -> int:
@@ -133,25 +151,39 @@ def worker(function: Callable[..., Any]) -> str:
                 "you do not know what a dataset raises."
             ) from None
         if "NoneType" in str(hint):
-            raise Hint(f"{hint} None is no task: it means that the worker should end.") from None
+            raise Hint(
+                f"{hint} None is no task: it means that the worker should end."
+            ) from None
         raise
     if tasks.items:
-        raise Hint(f"your worker ended with {len(tasks.items)} items left in its queue.")
+        raise Hint(
+            f"your worker ended with {len(tasks.items)} items left in its queue."
+        )
     for result in results:
         if not isinstance(result, tuple) or len(result) != 3:
             raise Hint(f"a result is a tuple (number, batch, error), not {result!r}.")
     made = {result[0]: result[1:] for result in results}
     if sorted(made) != [5, 6, 7, 8]:
-        raise Hint(f"there must be one result for each of the batches 5, 6, 7, 8. You sent results for {sorted(made)}.")
+        raise Hint(
+            f"there must be one result for each of the batches 5, 6, 7, 8. You sent results for {sorted(made)}."
+        )
     if isinstance(made[5][0], list):
-        raise Hint("the batch is a list of samples: call collate on it. (Here collate makes a tuple.)")
+        raise Hint(
+            "the batch is a list of samples: call collate on it. (Here collate makes a tuple.)"
+        )
     if made[5][0] != (2, 3):
-        raise Hint(f"batch 5 has the indices [2, 3]. Its samples are (2, 3), and you sent {made[5][0]!r}.")
+        raise Hint(
+            f"batch 5 has the indices [2, 3]. Its samples are (2, 3), and you sent {made[5][0]!r}."
+        )
     for n in (7, 8):
         sent = made[n][1]
         if not isinstance(sent, BaseException):
-            raise Hint(f"the error of batch {n} is {sent!r}: send the exception itself, so that the loop can raise it.")
-    if any(made[n][0] is not None for n in (7, 8)) or any(made[n][1] is not None for n in (5, 6)):
+            raise Hint(
+                f"the error of batch {n} is {sent!r}: send the exception itself, so that the loop can raise it."
+            )
+    if any(made[n][0] is not None for n in (7, 8)) or any(
+        made[n][1] is not None for n in (5, 6)
+    ):
         raise Hint("either the batch or the error is None in each result.")
     return "It answers each task, and a broken sample costs one batch, not a worker."
 
@@ -171,7 +203,9 @@ class Scripted:
         """A queue; its use shows whether it is that of tasks or of results."""
         return ScriptedQueue(self)
 
-    def start(self, _function: Any, dataset: Any, collate: Any, tasks: Any, results: Any) -> Any:
+    def start(
+        self, _function: Any, dataset: Any, collate: Any, tasks: Any, results: Any
+    ) -> Any:
         """Note that a worker was started."""
         if tasks is results:
             raise Hint("tasks and results need a queue each.")
@@ -197,7 +231,9 @@ class Scripted:
         if self.workers == 0:
             raise Hint("no worker was started before your loader waits for a result.")
         if not self.open:
-            raise Hint("your loader waits for a result, but all tasks that it sent are done: it hangs here.")
+            raise Hint(
+                "your loader waits for a result, but all tasks that it sent are done: it hangs here."
+            )
         if len(self.sent) < min(self.total, self.delivered + self.window):
             raise Hint(
                 f"your loader waits with {len(self.sent) - self.delivered} batches on the path, and the window has "
@@ -235,7 +271,11 @@ def epoch(cls: Callable[..., Iterable[Any]]) -> str:
 @unit.task("2.3 The loader, step 2: errors and the end")
 def loader(cls: Callable[..., Iterable[Any]]) -> str:
     """`Loader(dataset, batch_size, num_workers=, window=, collate=, backend=)`."""
-    attempt(lambda: [_all_ended(script, "after the last batch") for script in _whole_epoch(cls)])
+    attempt(
+        lambda: [
+            _all_ended(script, "after the last batch") for script in _whole_epoch(cls)
+        ]
+    )
     attempt(functools.partial(_left_early, cls))
     attempt(functools.partial(_broken_sample, cls))
     attempt(functools.partial(_batches_of_none, cls))
@@ -247,14 +287,23 @@ def _whole_epoch(cls: Callable[..., Iterable[Any]]) -> list[Scripted]:
     for length, window in ((23, 4), (6, 10)):
         script = Scripted((length + 1) // 2, window)
         got: list[Any] = []
-        for batch in cls(Numbers(length), 2, num_workers=3, window=window, collate=tuple, backend=script):
+        for batch in cls(
+            Numbers(length),
+            2,
+            num_workers=3,
+            window=window,
+            collate=tuple,
+            backend=script,
+        ):
             got.append(batch)
             script.delivered = len(got)
         if script.workers != 3:
             raise Hint(f"num_workers is 3, and you started {script.workers}.")
         expected = [tuple(range(at, min(at + 2, length))) for at in range(0, length, 2)]
         if got != expected and sorted(got) == expected:
-            raise Hint(f"the batches are all there, but the loop gets them in the order {[b[0] // 2 for b in got]}.")
+            raise Hint(
+                f"the batches are all there, but the loop gets them in the order {[b[0] // 2 for b in got]}."
+            )
         if len(got) < len(expected):
             raise Hint(f"the loop gets {len(got)} of {len(expected)} batches: yours loses those that were still on the "
                        "path when there was nothing left to send.")  # fmt: skip
@@ -266,7 +315,9 @@ def _whole_epoch(cls: Callable[..., Iterable[Any]]) -> list[Scripted]:
 
 def _left_early(cls: Callable[..., Iterable[Any]]) -> None:
     script = Scripted(20, 4)
-    iterator = iter(cls(Numbers(40), 2, num_workers=3, window=4, collate=tuple, backend=script))
+    iterator = iter(
+        cls(Numbers(40), 2, num_workers=3, window=4, collate=tuple, backend=script)
+    )
     next(iterator)
     script.delivered = 1
     iterator.close()  # type: ignore[attr-defined]
@@ -277,13 +328,22 @@ def _broken_sample(cls: Callable[..., Iterable[Any]]) -> None:
     script = Scripted(20, 4)
     got: list[Any] = []
     try:
-        for batch in cls(Numbers(40, broken=5), 2, num_workers=3, window=4, collate=tuple, backend=script):
+        for batch in cls(
+            Numbers(40, broken=5),
+            2,
+            num_workers=3,
+            window=4,
+            collate=tuple,
+            backend=script,
+        ):
             got.append(batch)
             script.delivered = len(got)
     except OSError:
         pass
     else:
-        raise Hint(f"sample 5 cannot be read, and your loader raised nothing: the loop got {got[:4]} and so on.")
+        raise Hint(
+            f"sample 5 cannot be read, and your loader raised nothing: the loop got {got[:4]} and so on."
+        )
     if got != [(0, 1), (2, 3)]:
         raise Hint(
             f"the error of batch 2 was raised after {len(got)} batches. The loop should first get batches 0 and 1, "
@@ -300,10 +360,18 @@ def _batches_of_none(cls: Callable[..., Iterable[Any]]) -> None:
     got: list[Any] = []
     script = Scripted(3, 4)
     try:
-        for batch in cls(Numbers(6), 2, num_workers=3, window=4, collate=lambda _: None, backend=script):
+        for batch in cls(
+            Numbers(6),
+            2,
+            num_workers=3,
+            window=4,
+            collate=lambda _: None,
+            backend=script,
+        ):
             got.append(batch)
             script.delivered = len(got)
-    except (Hint, TypeError):  # the loader waits for a result that it has already, or raises the missing error
+    except (Hint, TypeError):
+        # The loader waits for a result that it has already, or raises the missing error.
         raise hint from None
     if got != [None] * 3:
         raise hint
@@ -341,7 +409,11 @@ def threads(cls: Callable[..., Iterable[Any]], dataset: Any) -> str:
     for got in attempt(twice):
         if [i for batch in got for i in batch] != list(range(len(dataset))):
             raise Hint(f"with threads the loop gets {got}.")
-    left = [t for t in threading.enumerate() if t not in before and t.name != "answer of a student"]
+    left = [
+        t
+        for t in threading.enumerate()
+        if t not in before and t.name != "answer of a student"
+    ]
     if left:
         raise Hint(f"{len(left)} threads are left after the epoch.")
     return "Two epochs with three threads, all in order, and no thread is left."
@@ -362,14 +434,20 @@ def abandon(samples_read: Any, cls: Callable[..., Iterable[Any]]) -> str:
     if answer == dataset.count:
         return f"{dataset.count} samples were read, and 5 were used. The rest was work for nothing."
     if answer == 5:
-        raise Hint("that is what the loop used. What was sent to the workers before the loop had its first batch?")
+        raise Hint(
+            "that is what the loop used. What was sent to the workers before the loop had its first batch?"
+        )
     if answer == 1000:
         raise Hint("your loader does not send everything: it has a window.")
-    raise Hint(f"with your loader it was another number. The window counts batches of 5 samples; {answer:g} is wrong.")
+    raise Hint(
+        f"with your loader it was another number. The window counts batches of 5 samples; {answer:g} is wrong."
+    )
 
 
 @unit.task("2.5 Processes")
-def processes(backend: Callable[[], Any], cls: Callable[..., Iterable[Any]], dataset: Any) -> str:
+def processes(
+    backend: Callable[[], Any], cls: Callable[..., Iterable[Any]], dataset: Any
+) -> str:
     """Iterate with two processes. If one ends too early, the loop would hang: that is noticed here."""
     watched = Watched(attempt(backend))
     finished: queue.SimpleQueue[Any] = watched.news
@@ -377,7 +455,12 @@ def processes(backend: Callable[[], Any], cls: Callable[..., Iterable[Any]], dat
     def run() -> None:
         try:
             finished.put(
-                attempt(lambda: list(cls(dataset, 4, num_workers=2, window=4, backend=watched)), limit=STARTING)
+                attempt(
+                    lambda: list(
+                        cls(dataset, 4, num_workers=2, window=4, backend=watched)
+                    ),
+                    limit=STARTING,
+                )
             )
         except Hint as hint:
             finished.put(hint)
@@ -386,7 +469,11 @@ def processes(backend: Callable[[], Any], cls: Callable[..., Iterable[Any]], dat
     news = finished.get()
     if news is watched:  # the workers have ended: at the end of the epoch, or too early
         try:
-            news = next(n for n in iter(functools.partial(finished.get, timeout=ENDING), None) if n is not watched)
+            news = next(
+                n
+                for n in iter(functools.partial(finished.get, timeout=ENDING), None)
+                if n is not watched
+            )
         except queue.Empty:
             raise Hint(
                 "a worker process has ended, and the loop still waits for its batches. Its traceback is printed where "
@@ -395,16 +482,22 @@ def processes(backend: Callable[[], Any], cls: Callable[..., Iterable[Any]], dat
             ) from None
     if isinstance(news, Hint):
         if "'NoneType' object has no attribute 'join'" in str(news):
-            raise Hint("`start` has to return the process, so that the loader can join it.")
+            raise Hint(
+                "`start` has to return the process, so that the loader can join it."
+            )
         if "can only join a started process" in str(news) or "did not end" in str(news):
-            raise Hint("the loop waits for batches that nobody makes: does `start` call the start() of the process?")
+            raise Hint(
+                "the loop waits for batches that nobody makes: does `start` call the start() of the process?"
+            )
         raise news
     numbers = [i for batch in news for i, _pid in batch]
     pids = {pid for batch in news for _i, pid in batch}
     if numbers != list(range(len(dataset))):
         raise Hint(f"the batches are {news}.")
     if os.getpid() in pids:
-        raise Hint(f"samples were read by process {os.getpid()}, which is this notebook: you started no process.")
+        raise Hint(
+            f"samples were read by process {os.getpid()}, which is this notebook: you started no process."
+        )
     readers = "another process" if len(pids) == 1 else f"{len(pids)} other processes"
     return f"The samples were read by {readers}, and the class came from your notebook."
 
@@ -425,7 +518,9 @@ class Watched:
         if getattr(started, "pid", None) is not None:
             with self.counting:
                 self.running += 1
-            threading.Thread(target=self._wait, args=(started.sentinel,), daemon=True).start()
+            threading.Thread(
+                target=self._wait, args=(started.sentinel,), daemon=True
+            ).start()
         return started
 
     def _wait(self, sentinel: int) -> None:

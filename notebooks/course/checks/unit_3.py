@@ -57,9 +57,13 @@ def ordered(locking_order: Callable[[list[str]], Any]) -> str:
         for asked in itertools.permutations(names, size):
             made = attempt(locking_order, list(asked))
             if not isinstance(made, (list, tuple)):
-                raise Hint(f"the function returned {made!r}: a list of names is needed. (`names.sort()` returns None.)")
+                raise Hint(
+                    f"the function returned {made!r}: a list of names is needed. (`names.sort()` returns None.)"
+                )
             if sorted(made) != sorted(asked):
-                raise Hint(f"a sample that needs {list(asked)} must lock all of them. You return {made}.")
+                raise Hint(
+                    f"a sample that needs {list(asked)} must lock all of them. You return {made}."
+                )
             for pair in itertools.combinations(made, 2):
                 before.setdefault(pair, list(asked))
     for (first, second), asked in before.items():
@@ -77,14 +81,24 @@ def order(wrong_labels: Any, *, measured: int) -> str:
     """`wrong_labels` is the number of batches with labels of another one."""
     answer = number(wrong_labels, "batches")
     if answer == measured:
-        return f"All {measured}: one late batch shifts the labels of every batch after it."
+        return (
+            f"All {measured}: one late batch shifts the labels of every batch after it."
+        )
     if answer == 0:
-        raise Hint("the loop counts batches as they arrive, and the first to arrive is not batch 0.")
+        raise Hint(
+            "the loop counts batches as they arrive, and the first to arrive is not batch 0."
+        )
     if answer == 1:
-        raise Hint("batch 0 comes last and gets the last labels. But which batch got the labels of batch 0?")
+        raise Hint(
+            "batch 0 comes last and gets the last labels. But which batch got the labels of batch 0?"
+        )
     if answer == measured - 1:
-        raise Hint("nine batches are shifted by one place. And which labels are left for the tenth?")
-    raise Hint(f"it was not {answer:g}. Write down the numbers of the batches as they arrive, and count beside them.")
+        raise Hint(
+            "nine batches are shifted by one place. And which labels are left for the tenth?"
+        )
+    raise Hint(
+        f"it was not {answer:g}. Write down the numbers of the batches as they arrive, and count beside them."
+    )
 
 
 @unit.task("3.4 Repair the order")
@@ -93,7 +107,9 @@ def indexed(cls: Callable[[Any], Any]) -> str:
     letters = [chr(ord("a") + i) for i in range(20)]
     dataset = attempt(cls, letters)
     if attempt(len, dataset) != len(letters):
-        raise Hint(f"its length is {len(dataset)}, and that of the dataset inside {len(letters)}.")
+        raise Hint(
+            f"its length is {len(dataset)}, and that of the dataset inside {len(letters)}."
+        )
     asked = random.Random(1).sample(range(20), 20)
     for i in asked:
         made = attempt(dataset.__getitem__, i)
@@ -102,7 +118,9 @@ def indexed(cls: Callable[[Any], Any]) -> str:
         if made[1] == i:
             raise Hint(f"sample {i} is {made!r}: the index comes first.")
         if made[1] != letters[i]:
-            raise Hint(f"sample {i} is {made!r}, and the dataset inside has {letters[i]!r} there.")
+            raise Hint(
+                f"sample {i} is {made!r}, and the dataset inside has {letters[i]!r} there."
+            )
         if made[0] != i:
             raise Hint(
                 f"sample {i} came with the number {made[0]}. Samples are read in any order and by several workers, so "
@@ -118,10 +136,16 @@ def leak(times_more: Any, *, measured: float) -> str:
     if answer == round(measured):
         return f"{round(measured)} times: each view keeps its whole batch."
     if answer == 1:
-        raise Hint("that is what copies would need. A view has no memory of its own: it keeps that of the batch.")
+        raise Hint(
+            "that is what copies would need. A view has no memory of its own: it keeps that of the batch."
+        )
     if answer in (6, 32 * 6):
-        raise Hint("the number of batches does not matter: there is one view for each of them.")
-    raise Hint(f"not {answer:g}. How many images does the memory hold that one view keeps alive?")
+        raise Hint(
+            "the number of batches does not matter: there is one view for each of them."
+        )
+    raise Hint(
+        f"not {answer:g}. How many images does the memory hold that one view keeps alive?"
+    )
 
 
 @unit.task("3.6 Repair the leak")
@@ -131,7 +155,9 @@ def keep(first_image: Callable[[Any], Any], images: torch.Tensor) -> str:
     if not isinstance(made, torch.Tensor):
         raise Hint(f"it returned {type(made).__name__}, not a tensor.")
     if made.shape != images.shape[1:]:
-        raise Hint(f"an image has the shape {tuple(images.shape[1:])}, and you return {tuple(made.shape)}.")
+        raise Hint(
+            f"an image has the shape {tuple(images.shape[1:])}, and you return {tuple(made.shape)}."
+        )
     if made.dtype != images.dtype:
         raise Hint(f"the image is {images.dtype}, and you return {made.dtype}.")
     if not torch.equal(made, images[0]):
@@ -159,21 +185,31 @@ def bounded(cls: Callable[..., Any]) -> str:
         calls.clear()
         for i in indices:
             if (made := cache[i]) != f"sample {i}":
-                raise Hint(f"cache[{i}] returned {made!r}, and read({i}) {f'sample {i}'!r}.")
+                raise Hint(
+                    f"cache[{i}] returned {made!r}, and read({i}) {f'sample {i}'!r}."
+                )
         return list(calls)
 
     def story() -> None:
         cache = cls(read, 3)
         if use(cache, 1, 1, 1) != [1]:
-            raise Hint(f"cache[1] was used three times, and read was called {len(calls)} times.")
+            raise Hint(
+                f"cache[1] was used three times, and read was called {len(calls)} times."
+            )
         use(cache, *range(10))
         if len(cache) > 3:
-            raise Hint(f"the limit is 3, and after ten samples the cache keeps {len(cache)}: it is the leak itself.")
+            raise Hint(
+                f"the limit is 3, and after ten samples the cache keeps {len(cache)}: it is the leak itself."
+            )
         if 9 in use(cache, 9):
-            raise Hint("sample 9 was the last one that was used, and it is gone. The newest must not make way.")
+            raise Hint(
+                "sample 9 was the last one that was used, and it is gone. The newest must not make way."
+            )
         again = use(cache, 7, 8)
         if again:
-            raise Hint(f"of 0 to 9, the last three stay, but {again} had to be read again. Only one goes at a time.")
+            raise Hint(
+                f"of 0 to 9, the last three stay, but {again} had to be read again. Only one goes at a time."
+            )
         use(cache, 7, 8, 9, 7)  # 8 was used longest ago
         use(cache, 5)
         if 7 in use(cache, 7):
@@ -201,11 +237,15 @@ def straggler(slow_sample: Any) -> str:
     """`slow_sample` is the index of the slow sample."""
     answer = number(slow_sample, "the index of the sample")
     if answer == Straggler.newest:
-        return f"Sample {answer}. Now you would look at it: its size, its file, its disk."
+        return (
+            f"Sample {answer}. Now you would look at it: its size, its file, its disk."
+        )
     if answer == Straggler.newest // 8:
         reason = f"{answer:g} is the number of the batch. Eight samples are in it: which one was slow?"
     elif answer in (0, 1):
-        reason = f"{answer:g} is a worker. It is not slow: it only had this sample to read."
+        reason = (
+            f"{answer:g} is a worker. It is not slow: it only had this sample to read."
+        )
     else:
         reason = f"sample {answer:g} is not the slow one."
     # A sample may happen to have the number of the batch or of a worker, so all answers need the question.
@@ -221,11 +261,21 @@ def rescue(function: Callable[[Any], Any]) -> str:
     ended: list[int] = []
     requested, restarted = threading.Event(), threading.Event()
 
-    arguments: dict[str, Any] = {"batch_size": 2, "num_workers": 3, "prefetch_factor": 2, "output": "numpy"}
-    with DataLoader(dataset, **arguments, persistent_workers=True) as loader:  # no worker ends with the epoch
+    arguments: dict[str, Any] = {
+        "batch_size": 2,
+        "num_workers": 3,
+        "prefetch_factor": 2,
+        "output": "numpy",
+    }
+    with DataLoader(
+        dataset, **arguments, persistent_workers=True
+    ) as loader:  # no worker ends with the epoch
 
         def follow(event: Any) -> None:
-            if isinstance(event, (WorkerLeaving, WorkerDied)) and event.worker == hanging:
+            if (
+                isinstance(event, (WorkerLeaving, WorkerDied))
+                and event.worker == hanging
+            ):
                 requested.set()
             if isinstance(event, WorkerDied):
                 ended.append(event.worker)
@@ -233,7 +283,9 @@ def rescue(function: Callable[[Any], Any]) -> str:
                     restarted.set()
 
         subscription = loader.events.subscribe(follow)
-        loop = threading.Thread(target=lambda: numbers.extend(_numbers(loader)), daemon=True)
+        loop = threading.Thread(
+            target=lambda: numbers.extend(_numbers(loader)), daemon=True
+        )
         loop.start()
         _until(lambda: dataset.hung.exists() and _only_one_is_busy(loader.stats()))
         try:
@@ -244,7 +296,7 @@ def rescue(function: Callable[[Any], Any]) -> str:
             subscription.close()
             loader.close()
             loop.join(PATIENCE)
-            dataset.remove_files()
+            dataset.cleanup()
     if not ended:
         raise Hint("no worker was restarted: the loop still waits.")
     if hanging not in ended:
@@ -264,7 +316,8 @@ def rescue(function: Callable[[Any], Any]) -> str:
 
 def _numbers(loader: Any) -> list[int]:
     made: list[int] = []
-    with contextlib.suppress(RuntimeError):  # a loop that still waits when the loader is closed
+    # A loop may still wait when the loader is closed.
+    with contextlib.suppress(RuntimeError):
         for batch in loader:
             made += batch.tolist()
     return made
@@ -272,7 +325,9 @@ def _numbers(loader: Any) -> list[int]:
 
 def _only_one_is_busy(stats: Snapshot) -> bool:
     """Whether the loop waits for one worker, for so long that the others have produced all that they may."""
-    busy = sum(worker.batch is not None or worker.queued > 0 for worker in stats.workers)
+    busy = sum(
+        worker.batch is not None or worker.queued > 0 for worker in stats.workers
+    )
     return busy == 1 and (stats.waiting or 0) > 0.5
 
 

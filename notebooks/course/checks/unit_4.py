@@ -42,7 +42,8 @@ def tally(cls: Callable[[Callable[[int], int]], Any]) -> str:
 
     def step(old: int) -> int:
         with contextlib.suppress(threading.BrokenBarrierError):
-            together.wait(MEETING)  # until four threads have read the old value, or only one can get here
+            # Until four threads have read the old value, or only one can get here.
+            together.wait(MEETING)
         return old + 1
 
     counter = attempt(cls, step)
@@ -92,18 +93,36 @@ def parallel(at_once: Any, *, measured: float) -> str:
 def rate(function: Callable[..., Any]) -> str:
     """`rate(workers, waiting, computing, cores, lock)` is the upper limit of samples per second."""
     cases = (
-        ((4, 0.01, 0.0, 2, True), 400.0, "samples only wait: 4 workers make 100 per second each"),
-        ((1, 0.008, 0.002, 2, False), 100.0, "one worker waits and computes one after the other"),
+        (
+            (4, 0.01, 0.0, 2, True),
+            400.0,
+            "samples only wait: 4 workers make 100 per second each",
+        ),
+        (
+            (1, 0.008, 0.002, 2, False),
+            100.0,
+            "one worker waits and computes one after the other",
+        ),
         ((8, 0.0, 0.01, 2, False), 200.0, "8 processes compute, and there are 2 cores"),
         ((8, 0.0, 0.01, 2, True), 100.0, "8 threads compute, and only one at a time"),
-        ((16, 0.09, 0.01, 2, True), 100.0, "16 threads would make 160, but computing takes 10 ms under the lock"),
-        ((16, 0.09, 0.01, 2, False), 160.0, "16 processes wait most of the time: the 2 cores would allow 200"),
+        (
+            (16, 0.09, 0.01, 2, True),
+            100.0,
+            "16 threads would make 160, but computing takes 10 ms under the lock",
+        ),
+        (
+            (16, 0.09, 0.01, 2, False),
+            160.0,
+            "16 processes wait most of the time: the 2 cores would allow 200",
+        ),
         ((1, 0.0, 0.01, 4, False), 100.0, "one worker cannot use more than one core"),
     )
     for arguments, expected, story in cases:
         made = number(attempt(function, *arguments), "samples per second")
         if abs(made - expected) > 1e-6 * expected:
-            raise Hint(f"rate{arguments} is {expected:g}, and you return {made:g}: {story}.")
+            raise Hint(
+                f"rate{arguments} is {expected:g}, and you return {made:g}: {story}."
+            )
     return "The smallest of three limits: workers, cores, lock."
 
 
@@ -171,7 +190,12 @@ class CountedFile:
 
     def __init__(self, file: IO[bytes]) -> None:
         self.files.append(file)
-        self.file, self.seek, self.close, self.tell = file, file.seek, file.close, file.tell
+        self.file, self.seek, self.close, self.tell = (
+            file,
+            file.seek,
+            file.close,
+            file.tell,
+        )
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.file, name)
@@ -208,27 +232,42 @@ def _records(cls: Callable[..., Any], path: Path) -> None:
     opened = CountedFile.read_bytes = 0
     dataset = cls(path, open_counted)
     if opened:
-        raise Hint("the file is opened in __init__, so an open file would have to travel. Open it on first use.")
+        raise Hint(
+            "the file is opened in __init__, so an open file would have to travel. Open it on first use."
+        )
 
     def send(what: Any, when: str) -> Any:
         try:
             sent = cloudpickle.dumps(what)
         except TypeError as error:
-            raise Hint(f"{when}, it cannot be sent: {error}. Which attribute is that? Leave it out.") from error
+            raise Hint(
+                f"{when}, it cannot be sent: {error}. Which attribute is that? Leave it out."
+            ) from error
         if len(sent) > 20_000:  # the class itself takes some; the file has 40,000 bytes
-            raise Hint(f"{when}, {len(sent):,} bytes are sent: the contents of the file. Send its name.")
+            raise Hint(
+                f"{when}, {len(sent):,} bytes are sent: the contents of the file. Send its name."
+            )
         return cloudpickle.loads(sent)
 
-    for copy, who in ((send(dataset, "before it is used"), "a worker"), (dataset, "the notebook")):
+    for copy, who in (
+        (send(dataset, "before it is used"), "a worker"),
+        (dataset, "the notebook"),
+    ):
         opened = CountedFile.read_bytes = 0
         for i in (7, 3, 4999, 3):
             made = copy[i]
             if made != i.to_bytes(8, "big"):
-                raise Hint(f"sample {i} is {made!r}, and the file has {i.to_bytes(8, 'big')!r} at {8 * i}.")
+                raise Hint(
+                    f"sample {i} is {made!r}, and the file has {i.to_bytes(8, 'big')!r} at {8 * i}."
+                )
         if opened != 1:
-            raise Hint(f"{who} read four samples and opened the file {opened} times. Keep it open after the first one.")
+            raise Hint(
+                f"{who} read four samples and opened the file {opened} times. Keep it open after the first one."
+            )
         if CountedFile.read_bytes > 1000:
-            raise Hint(f"for four samples of 8 bytes {CountedFile.read_bytes:,} bytes were read: seek, then read 8.")
+            raise Hint(
+                f"for four samples of 8 bytes {CountedFile.read_bytes:,} bytes were read: seek, then read 8."
+            )
     again = send(dataset, "after the notebook has read a sample")
     if again[5] != (5).to_bytes(8, "big"):
         raise Hint("after the notebook has used it, its copy returns another sample.")
@@ -247,11 +286,21 @@ def has_lock(function: Callable[[Any], Any]) -> str:
     """`has_lock(sys)` says whether the interpreter lock is on."""
     pythons = (
         ("3.11, without _is_gil_enabled", SimpleNamespace(version_info=(3, 11)), True),
-        ("3.13, an ordinary build", SimpleNamespace(version_info=(3, 13), _is_gil_enabled=lambda: True), True),
-        ("3.13, free-threaded", SimpleNamespace(version_info=(3, 13), _is_gil_enabled=lambda: False), False),
+        (
+            "3.13, an ordinary build",
+            SimpleNamespace(version_info=(3, 13), _is_gil_enabled=lambda: True),
+            True,
+        ),
+        (
+            "3.13, free-threaded",
+            SimpleNamespace(version_info=(3, 13), _is_gil_enabled=lambda: False),
+            False,
+        ),
         (
             "3.14, free-threaded, where a module has switched the lock on",
-            SimpleNamespace(version_info=(3, 14), _is_gil_enabled=lambda: True, abiflags="t"),
+            SimpleNamespace(
+                version_info=(3, 14), _is_gil_enabled=lambda: True, abiflags="t"
+            ),
             True,
         ),
     )
@@ -260,8 +309,12 @@ def has_lock(function: Callable[[Any], Any]) -> str:
             made = attempt(function, sys)
         except Hint as hint:
             if "_is_gil_enabled" in str(hint):
-                raise Hint(f"Python {name}: there is no such function. What is true of all older versions?") from None
+                raise Hint(
+                    f"Python {name}: there is no such function. What is true of all older versions?"
+                ) from None
             raise
         if made is not expected:
-            raise Hint(f"Python {name}: the lock is {'on' if expected else 'off'}, and you return {made!r}.")
+            raise Hint(
+                f"Python {name}: the lock is {'on' if expected else 'off'}, and you return {made!r}."
+            )
     return "Ask for the state, not for the version."

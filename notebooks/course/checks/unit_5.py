@@ -22,7 +22,11 @@ LINE = 64
 @unit.task("5.1 How large is a batch")
 def batch_bytes(function: Callable[..., Any]) -> str:
     """`batch_bytes(batch_size, shape, dtype)`."""
-    for size, shape, dtype in ((32, (3, 224, 224), np.float32), (8, (10,), np.int64), (4, (), np.uint8)):
+    for size, shape, dtype in (
+        (32, (3, 224, 224), np.float32),
+        (8, (10,), np.int64),
+        (4, (), np.uint8),
+    ):
         made = number(attempt(function, size, shape, dtype), "bytes")
         expected = np.zeros((size, *shape), dtype).nbytes
         call = f"batch_bytes({size}, {shape}, {np.dtype(dtype).name})"
@@ -31,12 +35,17 @@ def batch_bytes(function: Callable[..., Any]) -> str:
         if made == expected // size:
             raise Hint(f"{call}: {made:,} bytes is the size of one sample.")
         if made == expected // np.dtype(dtype).itemsize:
-            raise Hint(f"{call}: {made:,} is the number of elements. How many bytes has each?")
+            raise Hint(
+                f"{call}: {made:,} is the number of elements. How many bytes has each?"
+            )
         if made == expected * 8:
             raise Hint(f"{call}: these are bits.")
         raise Hint(f"{call} is {expected:,}, and you return {made:,}.")
     types = (np.uint8, np.float32, np.float64)
-    sizes = [f"{attempt(function, 64, (3, 224, 224), t) / 1e6:.1f} MB as {np.dtype(t).name}" for t in types]
+    sizes = [
+        f"{attempt(function, 64, (3, 224, 224), t) / 1e6:.1f} MB as {np.dtype(t).name}"
+        for t in types
+    ]
     return f"64 images of 3 x 224 x 224: {', '.join(sizes)}."
 
 
@@ -95,8 +104,12 @@ def _pack(packing: Callable[..., Any], unpacking: Callable[..., Any]) -> None:
     memory = mmap.mmap(-1, 4096)
     header = packing(arrays, memory)
     sent = pickle.dumps(header)
-    if len(sent) > 1000 or any(isinstance(part, np.ndarray) for entry in header for part in entry):
-        raise Hint(f"the header takes {len(sent)} bytes, or has an array in it: data belongs only in the memory.")
+    if len(sent) > 1000 or any(
+        isinstance(part, np.ndarray) for entry in header for part in entry
+    ):
+        raise Hint(
+            f"the header takes {len(sent)} bytes, or has an array in it: data belongs only in the memory."
+        )
     header = pickle.loads(sent)  # as another process gets it
     made = unpacking(header, memory)
     if len(made) != len(arrays):
@@ -113,14 +126,21 @@ def _pack(packing: Callable[..., Any], unpacking: Callable[..., Any]) -> None:
             raise Hint(f"{what} is a copy: make an array on the memory instead.")
         at = _address(array) - _address(whole)
         if taken[at : at + original.nbytes].any():
-            raise Hint(f"{what} overlaps the array before it. How many *bytes* has an array?")
+            raise Hint(
+                f"{what} overlaps the array before it. How many *bytes* has an array?"
+            )
         if at < end:
-            raise Hint(f"{what} begins at byte {at}. It should come behind the array before it, at {end} or later.")
+            raise Hint(
+                f"{what} begins at byte {at}. It should come behind the array before it, at {end} or later."
+            )
         if at % LINE:
-            raise Hint(f"{what} begins at byte {at}, which is no multiple of {LINE}. Round the offset up.")
+            raise Hint(
+                f"{what} begins at byte {at}, which is no multiple of {LINE}. Round the offset up."
+            )
         end = at + original.nbytes
         taken[at:end] = True
-    for n, (array, original) in enumerate(zip(made, arrays, strict=True)):  # an overlap would show as other values
+    # An overlap would show as other values.
+    for n, (array, original) in enumerate(zip(made, arrays, strict=True)):
         if not np.array_equal(array, original):
             raise Hint(
                 f"array {n} ({original.dtype}, {original.shape}) has other values. Is its order in memory that of its "
@@ -135,13 +155,21 @@ def faults(page_faults: Any, *, measured: Mapping[str, int]) -> str:
         raise Hint("the answer is a dict with the keys 'new' and 'again'.")
     if ... in page_faults.values():
         raise Unanswered("predict both numbers.")
-    size, new, again = 16 * 2**20, number(page_faults["new"], "faults"), number(page_faults["again"], "faults")
+    size, new, again = (
+        16 * 2**20,
+        number(page_faults["new"], "faults"),
+        number(page_faults["again"], "faults"),
+    )
     if new == size:
         raise Hint("that is one for each byte. A whole page comes with each fault.")
     if new <= 1:
-        raise Hint("the system does not give 16 MiB at once: memory that is never written is never found.")
+        raise Hint(
+            "the system does not give 16 MiB at once: memory that is never written is never found."
+        )
     if new != size // mmap.PAGESIZE:
-        raise Hint(f"'new': divide the size by that of a page, {mmap.PAGESIZE} bytes. You have {new:g}.")
+        raise Hint(
+            f"'new': divide the size by that of a page, {mmap.PAGESIZE} bytes. You have {new:g}."
+        )
     if again > max(10, measured["again"]):
         raise Hint("'again': the pages are there now, and stay.")
     if measured["new"] < new / 2:
@@ -175,14 +203,20 @@ def _pool(cls: Callable[[], Any]) -> None:
     shape, size = (64, 64), 64 * 64
     held: list[mmap.mmap] = []
     first = lending.lend(shape)
-    if not isinstance(first, np.ndarray) or (first.shape, first.dtype) != (shape, np.uint8):
-        raise Hint(f"lend({shape}) returned {type(first).__name__}: a uint8 array of this shape is needed.")
+    if not isinstance(first, np.ndarray) or (first.shape, first.dtype) != (
+        shape,
+        np.uint8,
+    ):
+        raise Hint(
+            f"lend({shape}) returned {type(first).__name__}: a uint8 array of this shape is needed."
+        )
     first[:] = 1
     second = lending.lend(shape)
     second[:] = 2
     if np.shares_memory(first, second):
         raise Hint("two arrays that are in use have the same memory.")
-    part = first[3:5, ::2].reshape(-1, 4)[0][1:]  # views of views; the last one keeps everything
+    # Views of views; the last one keeps everything.
+    part = first[3:5, ::2].reshape(-1, 4)[0][1:]
     before = _address(first)
     del first
     _settle(size, held)
@@ -198,20 +232,26 @@ def _pool(cls: Callable[[], Any]) -> None:
     _settle(size, held)
     fourth = lending.lend(shape)
     if _address(fourth) != before:
-        raise Hint("the first array and all its views are gone, and its memory is not used again.")
+        raise Hint(
+            "the first array and all its views are gone, and its memory is not used again."
+        )
     a, b = _address(second), _address(third)
     del second
     _settle(size, held)
     del third
     _settle(size, held)
     if _address(lending.lend(shape)) == a:
-        raise Hint("the memory that came back first was lent. Take the one that came back last.")
+        raise Hint(
+            "the memory that came back first was lent. Take the one that came back last."
+        )
     del fourth, b
     _settle(size, held)
     large = lending.lend(shape)
     free = getattr(lending, "free", None)
     if free is None:
-        raise Hint("keep the memory that nobody uses in `self.free`, so that the check can count it.")
+        raise Hint(
+            "keep the memory that nobody uses in `self.free`, so that the check can count it."
+        )
     if len(free) != 2:
         raise Hint(
             f"three pieces of memory were lent, one still is, and {len(free)} are in `free`. If a piece does not "
@@ -232,11 +272,15 @@ def share(
     """The dataset has the same samples as one with a list, and its workers much less memory of their own."""
     dataset = attempt(cls, annotations)
     if attempt(len, dataset) != len(annotations):
-        raise Hint(f"its length is {len(dataset)}, and there are {len(annotations)} annotations.")
+        raise Hint(
+            f"its length is {len(dataset)}, and there are {len(annotations)} annotations."
+        )
     for i in (0, 7, len(annotations) - 1):
         made = attempt(dataset.__getitem__, i)
         if made != annotations[i]["label"]:
-            raise Hint(f"sample {i} is {made!r}. It should be the label of annotation {i}, {annotations[i]['label']}.")
+            raise Hint(
+                f"sample {i} is {made!r}. It should be the label of annotation {i}, {annotations[i]['label']}."
+            )
     own = attempt(private_memory, dataset, limit=60.0) - nothing
     if own > (listed - nothing) / 2:
         raise Hint(

@@ -55,7 +55,9 @@ def _times(number: int) -> str:
 
 def _diagnosis(answer: Any, right: Collection[str], hint: str) -> None:
     if answer not in WORDS:
-        raise Hint(f"the cause is one of the words {', '.join(WORDS)}. {answer!r} is none of them.")
+        raise Hint(
+            f"the cause is one of the words {', '.join(WORDS)}. {answer!r} is none of them."
+        )
     if answer not in right:
         raise Hint(f"the cause is not {answer!r} ({WORDS[answer]}): {hint}")
 
@@ -71,7 +73,9 @@ def _made(make: Callable[[], Any]) -> DataLoader[Any]:
     if loader is ...:
         raise Unanswered("your function still returns the dots: replace them.")
     if not isinstance(loader, DataLoader):
-        raise Hint(f"the function should return a DataLoader, not {type(loader).__name__}.")
+        raise Hint(
+            f"the function should return a DataLoader, not {type(loader).__name__}."
+        )
     return loader
 
 
@@ -81,7 +85,9 @@ def _epoch(make: Callable[[], Any]) -> tuple[list[Any], list[BatchRecord]]:
     def run() -> tuple[list[Any], list[BatchRecord]]:
         with _made(make) as loader:
             batches = list(loader)
-            return batches, [record for record in loader.events.batches() if record.epoch == 0]
+            return batches, [
+                record for record in loader.events.batches() if record.epoch == 0
+            ]
 
     made: tuple[list[Any], list[BatchRecord]] = attempt(run, limit=LIMIT)
     return made
@@ -98,7 +104,9 @@ def _same_numbers(batches: Sequence[Any], expected: Sequence[int], size: int) ->
     made = [[int(i) for i in batch] for batch in batches]
     if made != [list(expected[at : at + size]) for at in range(0, len(expected), size)]:
         first = made[0] if made else "missing"
-        raise Hint(f"the batches are not the same: the first one is {first}. Change the loader, not what it delivers.")
+        raise Hint(
+            f"the batches are not the same: the first one is {first}. Change the loader, not what it delivers."
+        )
 
 
 @unit.task("Loader A")
@@ -128,7 +136,11 @@ def _overlapping(cured: Callable[[], Any]) -> str:
 @unit.task("Loader B")
 def b(cause: Any, cured: Callable[[], Any]) -> str:
     """A window of one batch."""
-    _diagnosis(cause, {"window"}, "there are four workers. How many batches may be on the path?")
+    _diagnosis(
+        cause,
+        {"window"},
+        "there are four workers. How many batches may be on the path?",
+    )
     batches, records = _epoch(cured)
     _same_numbers(batches, range(160), 4)
     overlaps = _overlaps(records)
@@ -143,13 +155,19 @@ def b(cause: Any, cured: Callable[[], Any]) -> str:
             f"the window has {window} batches, and there are {loader.num_workers} workers: some of them are always "
             "idle."
         )
-    return f"{overlaps} of {len(records)} batches began while another one was in progress."
+    return (
+        f"{overlaps} of {len(records)} batches began while another one was in progress."
+    )
 
 
 @unit.task("Loader C")
 def c(cause: Any, cured: Callable[[], Any]) -> str:
     """Work that is repeated for each sample."""
-    _diagnosis(cause, {"workers_compute"}, "look at the hottest line. Does it wait, or compute?")
+    _diagnosis(
+        cause,
+        {"workers_compute"},
+        "look at the hottest line. Does it wait, or compute?",
+    )
     CALLS.clear()
     batches, _records = _epoch(cured)
     _same_numbers(batches, [i * i for i in range(96)], 8)
@@ -160,26 +178,41 @@ def c(cause: Any, cured: Callable[[], Any]) -> str:
         raise Hint("the samples are not the same.")
     calls = CALLS["make_table"]
     if calls == 0:
-        raise Hint("make_table was not called at all. Keep it: imagine that it reads a file.")
+        raise Hint(
+            "make_table was not called at all. Keep it: imagine that it reads a file."
+        )
     if calls > 8:
-        raise Hint(f"make_table was called {calls} times for 96 samples, and its result is the same each time.")
+        raise Hint(
+            f"make_table was called {calls} times for 96 samples, and its result is the same each time."
+        )
     return f"make_table was called {_times(calls)}, and no longer for each sample."
 
 
 @unit.task("Loader D")
 def d(cause: Any, cured: Callable[[], Any], sick: Callable[[], Any]) -> str:
     """A collate function with loops."""
-    _diagnosis(cause, {"collate"}, "the samples are made quickly. What happens to them then?")
+    _diagnosis(
+        cause, {"collate"}, "the samples are made quickly. What happens to them then?"
+    )
     batches, records = _epoch(cured)
     expected, before = _epoch(sick)
-    for made, right in zip(map(np.asarray, batches), map(np.asarray, expected), strict=False):
+    for made, right in zip(
+        map(np.asarray, batches), map(np.asarray, expected), strict=False
+    ):
         if (made.dtype, made.shape) != (right.dtype, right.shape):
-            raise Hint(f"a batch was {right.dtype}, {right.shape}, and now it is {made.dtype}, {made.shape}.")
+            raise Hint(
+                f"a batch was {right.dtype}, {right.shape}, and now it is {made.dtype}, {made.shape}."
+            )
         if not np.array_equal(made, right):
             raise Hint("the batches are not the same.")
     if len(batches) != len(expected):
-        raise Hint(f"there were {len(expected)} batches, and now there are {len(batches)}.")
-    new, old = (min(r.collate_cpu for r in rs if r.collate_cpu is not None) / 1e6 for rs in (records, before))
+        raise Hint(
+            f"there were {len(expected)} batches, and now there are {len(batches)}."
+        )
+    new, old = (
+        min(r.collate_cpu for r in rs if r.collate_cpu is not None) / 1e6
+        for rs in (records, before)
+    )
     if new > old / 3:
         raise Hint(f"collating a batch takes {new:.2f} ms of a core, and took {old:.2f} ms: as much work as before, "
                    "whoever does it. One NumPy call can do it without a loop over elements.")  # fmt: skip
@@ -189,7 +222,11 @@ def d(cause: Any, cured: Callable[[], Any], sick: Callable[[], Any]) -> str:
 @unit.task("Loader E")
 def e(cause: Any, cured: Callable[[], Any], images: np.ndarray[Any, Any]) -> str:
     """Batches of float64."""
-    _diagnosis(cause, {"huge_batches", "workers_compute"}, "multiply: 16 images, 3 x 256 x 256, 8 bytes each.")
+    _diagnosis(
+        cause,
+        {"huge_batches", "workers_compute"},
+        "multiply: 16 images, 3 x 256 x 256, 8 bytes each.",
+    )
     batches, records = _epoch(cured)
     times = records[0].nbytes / (16 * images[0].nbytes)
     if times > 1:
@@ -198,7 +235,9 @@ def e(cause: Any, cured: Callable[[], Any], images: np.ndarray[Any, Any]) -> str
     made = [batch.float() / 255 for batch in batches]
     right = torch.from_numpy(images).float() / 255
     if len(made) != 12 or not all(torch.equal(batch, right) for batch in made):
-        raise Hint("after `batch.float() / 255` the images differ: something was lost before, or done twice.")
+        raise Hint(
+            "after `batch.float() / 255` the images differ: something was lost before, or done twice."
+        )
     return (
         f"{records[0].nbytes / 1e6:.1f} MB for each batch, instead of {8 * records[0].nbytes / 1e6:.1f} MB. Both words "
         "are right: the verdict says where the time goes, into computing, and the number of bytes says why."
@@ -208,13 +247,19 @@ def e(cause: Any, cured: Callable[[], Any], images: np.ndarray[Any, Any]) -> str
 @unit.task("Loader F")
 def f(cause: Any, cured: Callable[[], Any]) -> str:
     """Batches of Python objects."""
-    _diagnosis(cause, {"pickle"}, "a batch is a list of dicts of lists. How does that get to another process?")
+    _diagnosis(
+        cause,
+        {"pickle"},
+        "a batch is a list of dicts of lists. How does that get to another process?",
+    )
     batches, records = _epoch(cured)
     if len(batches) != 200:
         raise Hint(f"there were 200 batches, and now there are {len(batches)}.")
     for at, batch in enumerate(batches):
         if not isinstance(batch, dict) or set(batch) != {"id", "values"}:
-            raise Hint(f"a batch should be a dict with 'id' and 'values', and it is {type(batch).__name__}.")
+            raise Hint(
+                f"a batch should be a dict with 'id' and 'values', and it is {type(batch).__name__}."
+            )
         if not all(hasattr(batch[name], "shape") for name in batch):
             raise Hint(f"'values' is {type(batch['values']).__name__}: one array with a row for each sample is needed. "
                        "A list of numbers in a sample is taken for a hundred separate fields.")  # fmt: skip
@@ -222,8 +267,12 @@ def f(cause: Any, cured: Callable[[], Any]) -> str:
         if np.asarray(batch["id"]).tolist() != ids.tolist():
             raise Hint(f"the ids of batch {at} are {np.asarray(batch['id']).tolist()}.")
         if tuple(batch["values"].shape) != (20, 100):
-            raise Hint(f"'values' has the shape {tuple(batch['values'].shape)}: a row for each sample is (20, 100).")
-        if not np.allclose(np.asarray(batch["values"]), ids[:, None] + np.arange(100) / 100):
+            raise Hint(
+                f"'values' has the shape {tuple(batch['values'].shape)}: a row for each sample is (20, 100)."
+            )
+        if not np.allclose(
+            np.asarray(batch["values"]), ids[:, None] + np.arange(100) / 100
+        ):
             raise Hint("the values are not the same.")
     pickled = max(record.pickled for record in records)
     if pickled > 2000:
@@ -234,11 +283,17 @@ def f(cause: Any, cured: Callable[[], Any]) -> str:
 @unit.task("Loader G")
 def g(cause: Any, cured: Callable[[], Any], sick: Callable[[], Any]) -> str:
     """A sampler with quadratic work."""
-    _diagnosis(cause, {"sampler"}, "the samples are numbers in a list. Who needs a long time to say which one is next?")
+    _diagnosis(
+        cause,
+        {"sampler"},
+        "the samples are numbers in a list. Who needs a long time to say which one is next?",
+    )
     CALLS.clear()
     batches, _records = _epoch(cured)
     weights = [(i * 7919) % 1000 for i in range(1000)]
-    _same_numbers(batches, sorted(range(1000), key=lambda i: weights[i], reverse=True), 10)
+    _same_numbers(
+        batches, sorted(range(1000), key=lambda i: weights[i], reverse=True), 10
+    )
     if CALLS["heaviest"] > 10:
         raise Hint(
             f"`heaviest` was called {CALLS['heaviest']} times, and it looks at all weights each time. Sort once."
@@ -266,12 +321,16 @@ def h(cause: Any, cured: Callable[[], Any]) -> str:
     _diagnosis(cause, {"slow_samples"}, "what do the slowest samples have in common?")
     loader = attempt(cured)
     chosen = set(getattr(loader.dataset, "thumbnails", ()))
-    left = [i for i in range(len(loader.dataset)) if attempt(loader.dataset.is_original, i)]
+    left = [
+        i for i in range(len(loader.dataset)) if attempt(loader.dataset.is_original, i)
+    ]
     loader.close()
     if len(chosen) > 12:
         raise Hint(f"you make {len(chosen)} thumbnails, and have time for twelve.")
     if left:
-        raise Hint(f"{len(left)} originals are still read, {left[:3]} among them: each delays its whole batch.")
+        raise Hint(
+            f"{len(left)} originals are still read, {left[:3]} among them: each delays its whole batch."
+        )
     batches, _records = _epoch(cured)
     _same_numbers(batches, range(120), 5)
     return "No original is read any more."
@@ -280,7 +339,9 @@ def h(cause: Any, cured: Callable[[], Any]) -> str:
 @unit.task("Loader I")
 def i(cause: Any, cured: Callable[[], Any], folder: Path) -> str:
     """Each epoch begins with a new copy of the dataset."""
-    _diagnosis(cause, {"startup"}, "what does a worker do before its first sample of an epoch?")
+    _diagnosis(
+        cause, {"startup"}, "what does a worker do before its first sample of an epoch?"
+    )
     (folder / "notes").unlink(missing_ok=True)
 
     def epochs() -> list[list[Any]]:
@@ -301,21 +362,36 @@ def i(cause: Any, cured: Callable[[], Any], folder: Path) -> str:
 @unit.task("Loader J")
 def j(cause: Any, train: Callable[..., Any]) -> str:
     """The loop is slow."""
-    _diagnosis(cause, {"consumer"}, "the verdict compares the time of your loop with the time it waits.")
+    _diagnosis(
+        cause,
+        {"consumer"},
+        "the verdict compares the time of your loop with the time it waits.",
+    )
     drawn: list[int] = []
     batches = [torch.arange(k, k + 4) for k in range(120)]
     losses = attempt(train, batches, lambda losses: drawn.append(len(losses)))
     if losses != [batch.sum().item() for batch in batches]:
-        raise Hint(f"{len(losses) if hasattr(losses, '__len__') else losses!r} losses are kept, and 120 are needed.")
+        raise Hint(
+            f"{len(losses) if hasattr(losses, '__len__') else losses!r} losses are kept, and 120 are needed."
+        )
     if not drawn or drawn[-1] < 120:
-        raise Hint(f"the last plot shows {drawn[-1] if drawn else 0} of 120 losses: draw once more at the end.")
+        raise Hint(
+            f"the last plot shows {drawn[-1] if drawn else 0} of 120 losses: draw once more at the end."
+        )
     if len(drawn) > 12:
-        raise Hint(f"the plot was drawn {len(drawn)} times for 120 batches. Nobody looks at all of them.")
+        raise Hint(
+            f"the plot was drawn {len(drawn)} times for 120 batches. Nobody looks at all of them."
+        )
     return f"The plot was drawn {_times(len(drawn))}. No change of the loader could have helped."
 
 
 @unit.task("Proof")
-def prove(predicted: Any, function: Callable[..., Any], cured: Callable[[], Any], sick: Callable[[], Any]) -> str:
+def prove(
+    predicted: Any,
+    function: Callable[..., Any],
+    cured: Callable[[], Any],
+    sick: Callable[[], Any],
+) -> str:
     """`speedup(before, after)` compares the seconds of some epochs, and then those of loader A."""
     number(predicted, "how many times as fast loader A will be")
     for before, after, expected in (
@@ -328,11 +404,17 @@ def prove(predicted: Any, function: Callable[..., Any], cured: Callable[[], Any]
         if abs(made - expected) < 1e-9:
             continue
         if abs(made * expected - 1) < 1e-9:
-            raise Hint(f"{call} is {made:.3g}: that is the share of the time that is left. Divide the other way round.")
+            raise Hint(
+                f"{call} is {made:.3g}: that is the share of the time that is left. Divide the other way round."
+            )
         if abs(made - statistics.mean(before) / statistics.mean(after)) < 1e-9:
-            raise Hint(f"{call} is {made:.3g}: one run was disturbed, and moves the mean. Which number stays the same?")
+            raise Hint(
+                f"{call} is {made:.3g}: one run was disturbed, and moves the mean. Which number stays the same?"
+            )
         if abs(made - (statistics.median(before) - statistics.median(after))) < 1e-9:
-            raise Hint(f"{call} is {made:.3g}: these are seconds that are saved. The answer is a ratio.")
+            raise Hint(
+                f"{call} is {made:.3g}: these are seconds that are saved. The answer is a ratio."
+            )
         raise Hint(f"{call} is {expected:g}, and you return {made:.3g}.")
     try:
         _overlapping(cured)
@@ -342,9 +424,13 @@ def prove(predicted: Any, function: Callable[..., Any], cured: Callable[[], Any]
     for _ in range(TURNS):
         took["before"].append(attempt(_seconds, sick, limit=LIMIT))
         took["after"].append(attempt(_seconds, cured, limit=LIMIT))
-    said = ", ".join(f"{min(s):.2f} to {max(s):.2f} s {when}" for when, s in took.items())
+    said = ", ".join(
+        f"{min(s):.2f} to {max(s):.2f} s {when}" for when, s in took.items()
+    )
     if statistics.median(took["before"]) <= statistics.median(took["after"]):
-        raise Hint(f"your loader A is not faster: {said}. Run it again on a quiet machine, or look at it again.")
+        raise Hint(
+            f"your loader A is not faster: {said}. Run it again on a quiet machine, or look at it again."
+        )
     return (
         f"Your loader A is {attempt(function, *took.values()):.1f} times as fast: {said}, in {TURNS} epochs each. You "
         f"predicted {predicted:g}, and `what_if` is above."

@@ -37,12 +37,37 @@ def same_state(function: Callable[[Any, Any], Any]) -> str:
     moved = made(8, 0)
     moved.bit_generator.state = made(5, 3).bit_generator.state
     cases = (
-        ("two generators with the same seed, which have drawn nothing", made(5, 0), made(5, 0), True),
+        (
+            "two generators with the same seed, which have drawn nothing",
+            made(5, 0),
+            made(5, 0),
+            True,
+        ),
         ("two generators with different seeds", made(5, 0), made(6, 0), False),
-        ("two generators with the same seed, and one of them has drawn a number", made(5, 1), made(5, 0), False),
-        ("two generators with the same seed, which have drawn three numbers each", made(5, 3), made(5, 3), True),
-        ("two generators with the same seed, which have drawn two and three numbers", made(5, 2), made(5, 3), False),
-        ("two generators with different seeds, and the state of one was copied to the other", made(5, 3), moved, True),
+        (
+            "two generators with the same seed, and one of them has drawn a number",
+            made(5, 1),
+            made(5, 0),
+            False,
+        ),
+        (
+            "two generators with the same seed, which have drawn three numbers each",
+            made(5, 3),
+            made(5, 3),
+            True,
+        ),
+        (
+            "two generators with the same seed, which have drawn two and three numbers",
+            made(5, 2),
+            made(5, 3),
+            False,
+        ),
+        (
+            "two generators with different seeds, and the state of one was copied to the other",
+            made(5, 3),
+            moved,
+            True,
+        ),
     )
     for what, a, b, expected in cases:
         before = copy.deepcopy((a.bit_generator.state, b.bit_generator.state))
@@ -84,7 +109,9 @@ def changes(answer: Any, *, measured: Mapping[str, str]) -> str:
 @unit.task("7.3 The classic bug")
 def forked(answer: Any, *, measured: Mapping[str, int]) -> str:
     """`answer` predicts how many numbers are different if two forked processes draw five each."""
-    copied = "each process has a copy of the state. Is it changed before the process draws?"
+    copied = (
+        "each process has a copy of the state. Is it changed before the process draws?"
+    )
     counts(
         answer,
         measured,
@@ -151,12 +178,27 @@ def seed_of(function: Callable[[int, int, int], Any]) -> str:
         (7, 3, 5),
         (7 + 3 * 2**32, 5, 0),  # as (base, epoch, batch)
         (7 + 30_000_005 * 2**32, 0, 0),  # as (base, epoch * 10**7 + batch)
-        ((7003 + 5 * 2**32) // 1000, (7003 + 5 * 2**32) % 1000, 0),  # as (base * 1000 + epoch, batch)
+        (
+            (7003 + 5 * 2**32) // 1000,
+            (7003 + 5 * 2**32) % 1000,
+            0,
+        ),  # as (base * 1000 + epoch, batch)
         (7, 500, 0),
-        (1 + 7 * 2**32, 70, 5_032_704),  # as (epoch * 10**7 + batch, base): the first number is 2**32 less
+        (
+            1 + 7 * 2**32,
+            70,
+            5_032_704,
+        ),  # as (epoch * 10**7 + batch, base): the first number is 2**32 less
     ]
-    batches = (*range(120), *(10**power + more for power in (3, 4, 5, 6) for more in (-1, 0, 1)), 9_999_999)
-    attempt(lambda: _seeds(function, [*joined, *itertools.product(bases, epochs, batches)]), limit=LIMIT)
+    batches = (
+        *range(120),
+        *(10**power + more for power in (3, 4, 5, 6) for more in (-1, 0, 1)),
+        9_999_999,
+    )
+    attempt(
+        lambda: _seeds(function, [*joined, *itertools.product(bases, epochs, batches)]),
+        limit=LIMIT,
+    )
     return "nbloader mixes the three numbers into one of 64 bits, and seeds the global generators with it."
 
 
@@ -168,32 +210,56 @@ def _seeds(function: Callable[[int, int, int], Any], numbers: Any) -> None:
         if seed is ...:
             raise Unanswered("your function still returns the dots: replace them.")
         if seed is None:
-            raise Hint(f"{call} is None: then NumPy takes a seed from the operating system, which nobody can repeat.")
+            raise Hint(
+                f"{call} is None: then NumPy takes a seed from the operating system, which nobody can repeat."
+            )
         try:
             draws = tuple(np.random.default_rng(seed).integers(2**63, size=2).tolist())
-            repeated = tuple(np.random.default_rng(again).integers(2**63, size=2).tolist())
+            repeated = tuple(
+                np.random.default_rng(again).integers(2**63, size=2).tolist()
+            )
         except (TypeError, ValueError) as error:
-            raise Hint(f"{call} is {seed!r}, and `np.random.default_rng` does not take it: {error}.") from error
+            raise Hint(
+                f"{call} is {seed!r}, and `np.random.default_rng` does not take it: {error}."
+            ) from error
         if draws != repeated:
-            raise Hint(f"{call} was called twice, and the seeds differ. No batch could be made a second time.")
+            raise Hint(
+                f"{call} was called twice, and the seeds differ. No batch could be made a second time."
+            )
         other = drawn.setdefault(draws, numbered)
         if other != numbered:
-            seeds = [made for made in (seed, function(*other)) if isinstance(made, (tuple, list))]
-            long = any(isinstance(part, Integral) and part >= 2**32 for made in seeds for part in made)
+            seeds = [
+                made
+                for made in (seed, function(*other))
+                if isinstance(made, (tuple, list))
+            ]
+            long = any(
+                isinstance(part, Integral) and part >= 2**32
+                for made in seeds
+                for part in made
+            )
             raise Hint(
                 f"{call} and seed_of{other} give the same seed, so these two batches would have the same augmentations."
-                + (" Which number of your tuple needs more than 32 bits?" if long else "")
+                + (
+                    " Which number of your tuple needs more than 32 bits?"
+                    if long
+                    else ""
+                )
             )
 
 
-def _epochs(cls: Callable[[int, int], Any], seed: int, num_workers: int) -> list[list[float]]:
+def _epochs(
+    cls: Callable[[int, int], Any], seed: int, num_workers: int
+) -> list[list[float]]:
     """The samples of two epochs of the student's dataset."""
 
     def run() -> list[list[float]]:
         torch.manual_seed(seed)
         dataset = cls(LENGTH, seed)
         made = []
-        with DataLoader(dataset, batch_size=BATCH_SIZE, num_workers=num_workers, collate_fn=list) as loader:
+        with DataLoader(
+            dataset, batch_size=BATCH_SIZE, num_workers=num_workers, collate_fn=list
+        ) as loader:
             for epoch in range(2):
                 dataset.epoch = epoch
                 made.append([_sample(sample) for batch in loader for sample in batch])
@@ -209,7 +275,9 @@ def _sample(sample: Any) -> float:
     try:
         value = float(np.asarray(sample).item())
     except (TypeError, ValueError):
-        raise Hint(f"a sample is a random number from 0 to 1, not {sample!r}.") from None
+        raise Hint(
+            f"a sample is a random number from 0 to 1, not {sample!r}."
+        ) from None
     if not 0 <= value <= 1:
         raise Hint(f"a sample is a random number from 0 to 1, not {value}.")
     return value
@@ -222,7 +290,8 @@ def repair(cls: Callable[[int, int], Any]) -> str:
     if len(alone[0]) != LENGTH:
         raise Hint(f"an epoch has {len(alone[0])} samples, and the length is {LENGTH}.")
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The random generator")  # the hints say the same
+        # The hints say the same.
+        warnings.filterwarnings("ignore", "The random generator")
         shared = _epochs(cls, 1, num_workers=2)
     for who, epochs in (("without workers", alone), ("with two workers", shared)):
         found = len(set(epochs[0]))
@@ -243,7 +312,9 @@ def repair(cls: Callable[[int, int], Any]) -> str:
                 "same seed?"
             )
     if _epochs(cls, 1, num_workers=0) != alone:
-        raise Hint("a second run with the same seed has other samples. What seeds your generator?")
+        raise Hint(
+            "a second run with the same seed has other samples. What seeds your generator?"
+        )
     if shared != alone:
         raise Hint(
             "with two workers the samples are other ones than without workers. So they depend on the worker, or on "
@@ -251,7 +322,9 @@ def repair(cls: Callable[[int, int], Any]) -> str:
             "only?"
         )
     if set(_epochs(cls, 2, num_workers=0)[0]) & set(alone[0]):
-        raise Hint("a run with seed 2 has numbers of the run with seed 1. What became of the seed?")
+        raise Hint(
+            "a run with seed 2 has numbers of the run with seed 1. What became of the seed?"
+        )
     return "Different samples, and the same again tomorrow."
 
 
@@ -262,7 +335,9 @@ def programs(answer: Any, *, measured: Mapping[str, str]) -> str:
     if isinstance(answer, dict):
         for value in answer.values():
             if value is not ... and value not in words:
-                raise Hint(f"the answers are {', '.join(map(repr, words))}. {value!r} is none of them.")
+                raise Hint(
+                    f"the answers are {', '.join(map(repr, words))}. {value!r} is none of them."
+                )
     choices(
         answer,
         measured,
@@ -281,12 +356,20 @@ def programs(answer: Any, *, measured: Mapping[str, str]) -> str:
 def replay(function: Callable[[Any, Any], Any], cls: Callable[[], Any]) -> str:
     """`changed_batches(loader, kept)` finds the batches that were changed after they were delivered."""
     torch.manual_seed(3)
-    with DataLoader(cls(), batch_size=BATCH_SIZE, num_workers=2, shuffle=True) as loader:
-        kept = [(epoch, n, batch.clone()) for epoch in range(2) for n, batch in enumerate(loader)]
+    with DataLoader(
+        cls(), batch_size=BATCH_SIZE, num_workers=2, shuffle=True
+    ) as loader:
+        kept = [
+            (epoch, n, batch.clone())
+            for epoch in range(2)
+            for n, batch in enumerate(loader)
+        ]
         missing = {(epoch, n) for epoch, n, batch in kept if batch.isnan().any()}
         others = [one for one in kept if one[:2] not in missing]
         tiny, large = others[2], others[-3]
-        tiny[2][1, 2] = torch.nextafter(tiny[2][1, 2], torch.tensor(2.0, dtype=torch.float64))
+        tiny[2][1, 2] = torch.nextafter(
+            tiny[2][1, 2], torch.tensor(2.0, dtype=torch.float64)
+        )
         large[2][:] -= large[2].mean()
         found = attempt(lambda: _pairs(function(loader, list(kept))), limit=LIMIT)
     expected = {tiny[:2], large[:2]}
@@ -298,7 +381,9 @@ def replay(function: Callable[[Any, Any], Any], cls: Callable[[], Any]) -> str:
     if extra := found - expected:
         raise Hint(f"you return a batch that was not changed: {min(extra)}.")
     if large[:2] not in found:
-        raise Hint(f"all numbers of batch {large[:2]} were changed in place, and you do not return it.")
+        raise Hint(
+            f"all numbers of batch {large[:2]} were changed in place, and you do not return it."
+        )
     if tiny[:2] not in found:
         raise Hint(
             f"one number of batch {tiny[:2]} was changed in its last bit, and you do not return it. Are you asking "
@@ -311,9 +396,13 @@ def _pairs(answer: Any) -> set[tuple[int, int]]:
     if answer is ...:
         raise Unanswered("your function still returns the dots: replace them.")
     if not isinstance(answer, Iterable) or isinstance(answer, (str, bytes)):
-        raise Hint(f"the function returns a list of pairs (epoch, number), not {type(answer).__name__}.")
+        raise Hint(
+            f"the function returns a list of pairs (epoch, number), not {type(answer).__name__}."
+        )
     pairs = [tuple(pair) if isinstance(pair, Iterable) else (pair,) for pair in answer]
     for pair in pairs:
         if len(pair) != 2 or not all(isinstance(n, (int, np.integer)) for n in pair):
-            raise Hint(f"the list should have pairs (epoch, number) and nothing else, but {pair!r} is in it.")
+            raise Hint(
+                f"the list should have pairs (epoch, number) and nothing else, but {pair!r} is in it."
+            )
     return {(int(epoch), int(n)) for epoch, n in pairs}

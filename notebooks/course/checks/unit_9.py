@@ -44,18 +44,34 @@ def copy_ms(function: Callable[..., Any]) -> str:
             (1.0, ""),
             (1e-3, "these are seconds."),
             (1e3, "these are microseconds."),
-            (1e6, "you divide bytes by GB per second. One GB is 1e9 bytes, and one second 1e3 ms."),
+            (
+                1e6,
+                "you divide bytes by GB per second. One GB is 1e9 bytes, and one second 1e3 ms.",
+            ),
             (8.0, "these are bits."),
             (1e9 / 2**30, "here a GB is 1e9 bytes, not 2**30."),
             (1 / size, "this is the time of one sample."),
-            (1 / np.dtype(dtype).itemsize, "this is the number of elements. How many bytes has each?"),
+            (
+                1 / np.dtype(dtype).itemsize,
+                "this is the number of elements. How many bytes has each?",
+            ),
         )
-        found = next((said for factor, said in factors if abs(made - factor * expected) < 1e-9 * made), None)
+        found = next(
+            (
+                said
+                for factor, said in factors
+                if abs(made - factor * expected) < 1e-9 * made
+            ),
+            None,
+        )
         if found is None:
             raise Hint(f"{call} is {expected:.4g} ms, and you return {made:.4g}.")
         if found:
             raise Hint(f"{call}: {found}")
-    uint8, float32 = (attempt(function, 64, (3, 224, 224), dtype, 25.0) for dtype in (np.uint8, np.float32))
+    uint8, float32 = (
+        attempt(function, 64, (3, 224, 224), dtype, 25.0)
+        for dtype in (np.uint8, np.float32)
+    )
     return f"64 images of 3 x 224 x 224 at 25 GB/s: {uint8:.2f} ms as uint8, {float32:.2f} ms as float32."
 
 
@@ -120,7 +136,9 @@ def overlap(function: Callable[[Device, int], Any]) -> str:
         device = _enqueued(function, copy, step)
         _right(device, len(UNEVEN[0]))
         _fast(device, _shortest(copy, step, len(UNEVEN[0]), memory=None))
-    return "Each step begins as soon as its batch is there and the step before it is done."
+    return (
+        "Each step begins as soon as its batch is there and the step before it is done."
+    )
 
 
 def _enqueued(function: Callable[[Device, int], Any], copy: Any, step: Any) -> Device:
@@ -133,7 +151,11 @@ def _enqueued(function: Callable[[Device, int], Any], copy: Any, step: Any) -> D
 def _case(device: Device) -> str:
     copy, step = device.takes["copy"], device.takes["step"]
     uneven = isinstance(copy, Sequence)
-    return "copies and steps of different lengths" if uneven else f"copies of {copy} ms and steps of {step} ms"
+    return (
+        "copies and steps of different lengths"
+        if uneven
+        else f"copies of {copy} ms and steps of {step} ms"
+    )
 
 
 def _of(device: Device, kind: str) -> list[Operation]:
@@ -152,8 +174,12 @@ def _right(device: Device, count: int) -> None:
     if wrong := device.wrong():
         step = wrong[0]
         said = f"{_case(device)}: step {step.batch} reads wrong bytes."
-        if step.block not in {copy.block for copy in _of(device, "copy") if copy.batch == step.batch}:
-            raise Hint(f"{said} Its batch was copied to other memory than the step reads.")
+        if step.block not in {
+            copy.block for copy in _of(device, "copy") if copy.batch == step.batch
+        }:
+            raise Hint(
+                f"{said} Its batch was copied to other memory than the step reads."
+            )
         own = next(copy for copy in _of(device, "copy") if copy.batch == step.batch)
         if own.end > step.begin:
             raise Hint(
@@ -161,7 +187,9 @@ def _right(device: Device, count: int) -> None:
                 "the main stream wait for, and when was this event recorded?"
             )
         other = next(
-            copy for copy in _of(device, "copy") if copy.block == own.block and own.begin < copy.begin < step.end
+            copy
+            for copy in _of(device, "copy")
+            if copy.block == own.block and own.begin < copy.begin < step.end
         )
         raise Hint(
             f"{said} Copy {other.batch} writes into the same memory from {other.begin:g} ms on, and the step ends at "
@@ -169,19 +197,27 @@ def _right(device: Device, count: int) -> None:
         )
     unread = [step.batch for step in _of(device, "step") if step.block < 0]
     if unread:
-        raise Hint(f"step {unread[0]} reads no memory: pass the memory of its batch to `step`.")
+        raise Hint(
+            f"step {unread[0]} reads no memory: pass the memory of its batch to `step`."
+        )
 
 
 def _fast(device: Device, best: float) -> None:
     """Raise a hint if the work takes longer than it must."""
     if device.end <= best + CLOSE:
         return
-    lanes = {operation.lane for kind in ("copy", "step") for operation in _of(device, kind)}
+    lanes = {
+        operation.lane for kind in ("copy", "step") for operation in _of(device, kind)
+    }
     said = f"{_case(device)}: all bytes are right, but it takes {device.end:g} ms, and {best:g} ms are possible."
     if len(lanes) == 1:
         raise Hint(f"{said} All work is on one stream, where nothing overlaps.")
     copies, steps = _of(device, "copy"), _of(device, "step")
-    if not any(copy.begin < step.end and step.begin < copy.end for copy in copies for step in steps):
+    if not any(
+        copy.begin < step.end and step.begin < copy.end
+        for copy in copies
+        for step in steps
+    ):
         raise Hint(
             f"{said} No copy overlaps a step. What does each of them wait for: an event, all work of a stream, or the "
             "host, which waits for something before it enqueues the next copy?"
@@ -193,8 +229,17 @@ def _fast(device: Device, best: float) -> None:
                 f"{said} Step {step.batch} could begin at {ready:g} ms, and begins at {step.begin:g} ms. Which copy "
                 "does it need, and for which one does it wait?"
             )
-    late = next((copy for copy in copies[1:] if copy.begin > copies[copy.batch - 1].end + CLOSE), copies[-1])
-    raise Hint(f"{said} Copy {late.batch} begins at {late.begin:g} ms. Which step, if any, must be done by then?")
+    late = next(
+        (
+            copy
+            for copy in copies[1:]
+            if copy.begin > copies[copy.batch - 1].end + CLOSE
+        ),
+        copies[-1],
+    )
+    raise Hint(
+        f"{said} Copy {late.batch} begins at {late.begin:g} ms. Which step, if any, must be done by then?"
+    )
 
 
 def _shortest(copy: Any, step: Any, count: int, memory: int | None) -> float:
@@ -202,8 +247,13 @@ def _shortest(copy: Any, step: Any, count: int, memory: int | None) -> float:
     copied, done = [0.0], [0.0]
     for i in range(count):
         free = done[i - memory + 1] if memory is not None and i >= memory else 0.0
-        copied.append(max(copied[-1], free) + (copy[i] if isinstance(copy, Sequence) else copy))
-        done.append(max(done[-1], copied[-1]) + (step[i] if isinstance(step, Sequence) else step))
+        copied.append(
+            max(copied[-1], free) + (copy[i] if isinstance(copy, Sequence) else copy)
+        )
+        done.append(
+            max(done[-1], copied[-1])
+            + (step[i] if isinstance(step, Sequence) else step)
+        )
     return done[-1]
 
 
@@ -230,7 +280,9 @@ def buffers(function: Callable[[Device, int], Any]) -> str:
     for copy, step in ((4, 10), (10, 4), UNEVEN):
         device = _enqueued(function, copy, step)
         if device.blocks > 2:
-            raise Hint(f"your function takes memory for {device.blocks} batches from the device. Only 2 fit.")
+            raise Hint(
+                f"your function takes memory for {device.blocks} batches from the device. Only 2 fit."
+            )
         _right(device, len(UNEVEN[0]))
         _fast(device, _shortest(copy, step, len(UNEVEN[0]), memory=2))
     return "While one buffer is read, the other one is written. Each is handed over by an event."
@@ -248,9 +300,17 @@ FAULTS = {
 @unit.task("9.7 Three faults")
 def faults(answer: Any) -> str:
     """`answer` names the fault of each loop."""
-    expected = {"A": "event too early", "B": "reused too early", "C": "none", "D": "no wait", "E": "no overlap"}
+    expected = {
+        "A": "event too early",
+        "B": "reused too early",
+        "C": "none",
+        "D": "no wait",
+        "E": "no overlap",
+    }
     if isinstance(answer, dict):
-        unknown = [word for word in answer.values() if word is not ... and word not in FAULTS]
+        unknown = [
+            word for word in answer.values() if word is not ... and word not in FAULTS
+        ]
         if unknown:
             raise Hint(f"{unknown[0]!r} is none of the words: {', '.join(FAULTS)}.")
     choices(
@@ -293,20 +353,32 @@ def allocator(function: Callable[[Device, int], Any]) -> str:
 
 
 @unit.task("9.9 A loader that uploads ahead")
-def uploads(answer: Any, function: Callable[..., Any], *, measured: Mapping[str, Any]) -> str:
+def uploads(
+    answer: Any, function: Callable[..., Any], *, measured: Mapping[str, Any]
+) -> str:
     """`answer` predicts memory and hidden copies of real loaders, and `hidden_share(uploads)` computes the share."""
     expected: dict[str, Any] = {}
     for name, found in measured.items():
         if name.startswith("10 "):
             expected[f"batches on the card, {name}"] = found.batches
-        share = "all" if found.hidden >= ALL else "none" if found.hidden <= NONE else "a part"
+        share = (
+            "all"
+            if found.hidden >= ALL
+            else "none"
+            if found.hidden <= NONE
+            else "a part"
+        )
         expected[f"hidden, {name}"] = share
     held = "one batch is in the loop, and the variable still holds the one before it. How many are uploaded ahead?"
     ahead = "the copy of the next batch begins when the loop gets this one. Compare its length with that of a step."
     link = "the link is busy all the time. Does it become faster if more copies wait for it?"
-    why = dict.fromkeys(expected, held) | {name: ahead for name in expected if name.startswith("hidden")}
+    why = dict.fromkeys(expected, held) | {
+        name: ahead for name in expected if name.startswith("hidden")
+    }
     why |= {name: link for name in expected if name.startswith("hidden, 1 ")}
-    why["hidden, 10 MB/s, upload_ahead=0"] = "the copy begins when the loop asks for the batch. What runs meanwhile?"
+    why["hidden, 10 MB/s, upload_ahead=0"] = (
+        "the copy begins when the loop asks for the batch. What runs meanwhile?"
+    )
     choices(answer, expected, why)
     attempt(_hidden, function, measured)
     return "The panel `Device` of the dashboard and `loader.stats().uploads.hidden` show the same share."
@@ -314,21 +386,45 @@ def uploads(answer: Any, function: Callable[..., Any], *, measured: Mapping[str,
 
 def _hidden(function: Callable[..., Any], measured: Mapping[str, Any]) -> None:
     for times, expected, why in (
-        ([(10, 14, 20)], 1.0, "the batch was needed after its copy. All of it was hidden."),
-        ([(10, 14, 10)], 0.0, "the batch was needed when the copy began. Nothing of it was hidden."),
-        ([(10, 14, 4)], 0.0, "it was needed before the copy began. No copy is less hidden than not at all."),
+        (
+            [(10, 14, 20)],
+            1.0,
+            "the batch was needed after its copy. All of it was hidden.",
+        ),
+        (
+            [(10, 14, 10)],
+            0.0,
+            "the batch was needed when the copy began. Nothing of it was hidden.",
+        ),
+        (
+            [(10, 14, 4)],
+            0.0,
+            "it was needed before the copy began. No copy is less hidden than not at all.",
+        ),
         ([(10, 14, 13)], 0.75, "3 of 4 ms were over when the batch was needed."),
-        ([(10, 14, 20), (20, 32, 20)], 0.25, "4 of 16 ms were hidden. A long copy counts for more than a short one."),
+        (
+            [(10, 14, 20), (20, 32, 20)],
+            0.25,
+            "4 of 16 ms were hidden. A long copy counts for more than a short one.",
+        ),
         ([(0, 8, 8), (10, 12, 11), (20, 30, 5)], 0.45, "9 of 20 ms were hidden."),
     ):
-        made = [SimpleNamespace(upload_begin=b, uploaded=e, needed=n) for b, e, n in times]
-        found = number(function(made), "the hidden time divided by the time of all copies")
+        made = [
+            SimpleNamespace(upload_begin=b, uploaded=e, needed=n) for b, e, n in times
+        ]
+        found = number(
+            function(made), "the hidden time divided by the time of all copies"
+        )
         if abs(found - expected) > 1e-9:
             listed = ", ".join(f"from {b} to {e}, needed at {n}" for b, e, n in times)
-            raise Hint(f"copies {listed}: {why} The share is {expected:g}, and you return {found:g}.")
+            raise Hint(
+                f"copies {listed}: {why} The share is {expected:g}, and you return {found:g}."
+            )
     for name, found in measured.items():
         if abs(function(found.uploads) - found.hidden) > 1e-6:
-            raise Hint(f"{name}: the loader says {found.hidden:.3f}, and you return {function(found.uploads):.3f}.")
+            raise Hint(
+                f"{name}: the loader says {found.hidden:.3f}, and you return {function(found.uploads):.3f}."
+            )
 
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -345,23 +441,31 @@ class InWorkers:
         return len(PICTURES)
 
     def __getitem__(self, i: int) -> np.ndarray[Any, Any]:
-        mean, std = (np.array(values, np.float32)[:, None, None] for values in (MEAN, STD))
+        mean, std = (
+            np.array(values, np.float32)[:, None, None] for values in (MEAN, STD)
+        )
         return (PICTURES[i] / np.float32(255) - mean) / std
 
 
 @unit.task("9.10 Bytes on the way, numbers on the device")
-def transport(dataset: Callable[[], Any], function: Callable[[torch.Tensor], Any]) -> str:
+def transport(
+    dataset: Callable[[], Any], function: Callable[[torch.Tensor], Any]
+) -> str:
     """`InBytes()` yields bytes, and `normalize(batch)` makes of a batch what `InWorkers` makes."""
     card, reference = Card(10), InWorkers()
 
     def epoch() -> list[Any]:
-        with DataLoader(dataset(), batch_size=8, num_workers=2, device=card, timeout=20) as loader:
+        with DataLoader(
+            dataset(), batch_size=8, num_workers=2, device=card, timeout=20
+        ) as loader:
             return [(batch, function(batch)) for batch in loader]
 
     made = attempt(epoch, limit=LIMIT)
     count = sum(len(batch) for batch, _ in made)
     if count != len(PICTURES):
-        raise Hint(f"your dataset has {count} samples, and there are {len(PICTURES)} images.")
+        raise Hint(
+            f"your dataset has {count} samples, and there are {len(PICTURES)} images."
+        )
     for at, (batch, numbers) in enumerate(made):
         if numbers is ...:
             raise Hint("`normalize` returns the dots.")
@@ -371,11 +475,21 @@ def transport(dataset: Callable[[], Any], function: Callable[[torch.Tensor], Any
                 "each is enough: leave the images as they are until they are on the device."
             )
         if not isinstance(numbers, torch.Tensor) or numbers.dtype != torch.float32:
-            kind = numbers.dtype if isinstance(numbers, torch.Tensor) else type(numbers).__name__
-            raise Hint(f"`normalize` returns {kind}, and the model wants a tensor of torch.float32.")
-        expected = torch.from_numpy(np.stack([reference[i] for i in range(8 * at, 8 * at + len(batch))]))
+            kind = (
+                numbers.dtype
+                if isinstance(numbers, torch.Tensor)
+                else type(numbers).__name__
+            )
+            raise Hint(
+                f"`normalize` returns {kind}, and the model wants a tensor of torch.float32."
+            )
+        expected = torch.from_numpy(
+            np.stack([reference[i] for i in range(8 * at, 8 * at + len(batch))])
+        )
         if numbers.shape != expected.shape:
-            raise Hint(f"`normalize` returns the shape {tuple(numbers.shape)}, and {tuple(expected.shape)} is right.")
+            raise Hint(
+                f"`normalize` returns the shape {tuple(numbers.shape)}, and {tuple(expected.shape)} is right."
+            )
         if not torch.allclose(numbers, expected, atol=1e-5):
             raise Hint(_differs(numbers, expected))
     return f"{card.nbytes:,} bytes were copied instead of {4 * card.nbytes:,}, and the numbers are the same."
@@ -389,7 +503,11 @@ def _differs(numbers: torch.Tensor, expected: torch.Tensor) -> str:
         return f"{said} Mean and deviation are those of values from 0 to 1, and bytes go up to 255."
     if torch.allclose(numbers, between, atol=1e-5):
         return f"{said} The values are from 0 to 1. Mean and deviation are still to be used."
-    right = [channel for channel in range(3) if torch.allclose(numbers[:, channel], expected[:, channel], atol=1e-5)]
+    right = [
+        channel
+        for channel in range(3)
+        if torch.allclose(numbers[:, channel], expected[:, channel], atol=1e-5)
+    ]
     if right:
         return f"{said} Channel {right[0]} is right, and others are not. Each channel has a mean of its own."
     return f"{said} Compare your `normalize` with `InWorkers`, line by line."

@@ -51,7 +51,7 @@ class Hangs:
         self.length, self.worker = length, worker
         folder = tempfile.mkdtemp()
         self.hung = Path(folder) / "hung"
-        self.remove_files = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        self.cleanup = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"length": self.length, "worker": self.worker, "hung": self.hung}
@@ -65,7 +65,8 @@ class Hangs:
         if info is not None and info.id == self.worker and not self.hung.exists():
             self.hung.touch()
             time.sleep(600)
-        while info is not None and not self.hung.exists():  # the others leave it a batch, however late it starts
+        # The others leave it a batch, however late it starts.
+        while info is not None and not self.hung.exists():
             time.sleep(0.005)
         return i
 

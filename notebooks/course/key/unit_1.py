@@ -3,7 +3,10 @@
 
 # %% sampler
 def batches(length, batch_size, drop_last):
-    lists = [list(range(at, min(at + batch_size, length))) for at in range(0, length, batch_size)]
+    lists = [
+        list(range(at, min(at + batch_size, length)))
+        for at in range(0, length, batch_size)
+    ]
     return [indices for indices in lists if len(indices) == batch_size or not drop_last]
 
 
@@ -14,17 +17,26 @@ def batches(length, batch_size, drop_last):
 
 # %% sampler | mistake: an incomplete batch is always dropped | hint: loses 2 samples
 def batches(length, batch_size, drop_last):
-    return [list(range(at, at + batch_size)) for at in range(0, length - batch_size + 1, batch_size)]
+    return [
+        list(range(at, at + batch_size))
+        for at in range(0, length - batch_size + 1, batch_size)
+    ]
 
 
 # %% sampler | mistake: drop_last is ignored | hint: still has the incomplete last batch
 def batches(length, batch_size, drop_last):
-    return [list(range(at, min(at + batch_size, length))) for at in range(0, length, batch_size)]
+    return [
+        list(range(at, min(at + batch_size, length)))
+        for at in range(0, length, batch_size)
+    ]
 
 
 # %% sampler | mistake: batches overlap by one | hint: an index twice
 def batches(length, batch_size, drop_last):
-    return [list(range(at, min(at + batch_size + 1, length))) for at in range(0, length, batch_size)]
+    return [
+        list(range(at, min(at + batch_size + 1, length)))
+        for at in range(0, length, batch_size)
+    ]
 
 
 # %% collate
@@ -40,27 +52,37 @@ def collate(samples):
 
 # %% collate | mistake: joined along the first dimension of the images | hint: You need a new first dimension
 def collate(samples):
-    return np.concatenate([image for image, _ in samples]), np.array([label for _, label in samples])
+    return np.concatenate([image for image, _ in samples]), np.array(
+        [label for _, label in samples]
+    )
 
 
 # %% collate | mistake: the type of the images changes | hint: times the memory
 def collate(samples):
-    return np.array([image for image, _ in samples], dtype=np.float64), np.array([label for _, label in samples])
+    return np.array([image for image, _ in samples], dtype=np.float64), np.array(
+        [label for _, label in samples]
+    )
 
 
 # %% collate | mistake: labels in another order | hint: image i and label i belong together
 def collate(samples):
-    return np.stack([image for image, _ in samples]), np.array([label for _, label in samples[::-1]])
+    return np.stack([image for image, _ in samples]), np.array(
+        [label for _, label in samples[::-1]]
+    )
 
 
 # %% collate | mistake: labels became floating-point numbers | hint: whole numbers, and became float64
 def collate(samples):
-    return np.stack([image for image, _ in samples]), np.array([label for _, label in samples], np.float64)
+    return np.stack([image for image, _ in samples]), np.array(
+        [label for _, label in samples], np.float64
+    )
 
 
 # %% collate | mistake: labels are an array of Python objects | hint: whole numbers, and became object
 def collate(samples):
-    return np.stack([image for image, _ in samples]), np.array([label for _, label in samples], object)
+    return np.stack([image for image, _ in samples]), np.array(
+        [label for _, label in samples], object
+    )
 
 
 # %% collate | mistake: images and labels are stacked together | hint: at the line `return np.stack([np.asarray(part)
@@ -144,7 +166,11 @@ late = {"ready": 2, "in flight": 2, "reordering": 12}
 # %% overtakers
 def overtakers(records, number):
     (late,) = [record for record in records if record.index == number]
-    return sorted(record.index for record in records if record.index > number and record.received < late.received)
+    return sorted(
+        record.index
+        for record in records
+        if record.index > number and record.received < late.received
+    )
 
 
 # %% overtakers | mistake: earlier batches count too | hint: it overtook nobody
@@ -156,46 +182,107 @@ def overtakers(records, number):
 # %% overtakers | mistake: compares the order of delivery | hint: You say that [] overtook
 def overtakers(records, number):
     (late,) = [record for record in records if record.index == number]
-    return sorted(record.index for record in records if record.index > number and record.delivered < late.delivered)
+    return sorted(
+        record.index
+        for record in records
+        if record.index > number and record.delivered < late.delivered
+    )
 
 
 # %% stages
 def stages(record):
-    stamps = ["dispatched", "fetch_begin", "fetched", "collated", "received", "in_order", "delivered", "returned"]
+    stamps = [
+        "dispatched",
+        "fetch_begin",
+        "fetched",
+        "collated",
+        "received",
+        "in_order",
+        "delivered",
+        "returned",
+    ]
     names = ["queue", "fetch", "collate", "transport", "reorder", "ready", "step"]
     times = [getattr(record, stamp) / 1e6 for stamp in stamps]
-    return {name: end - begin for name, begin, end in zip(names, times, times[1:], strict=False)}
+    return {
+        name: end - begin
+        for name, begin, end in zip(names, times, times[1:], strict=False)
+    }
 
 
 # %% stages | mistake: nanoseconds | hint: A millisecond has a million of them
 def stages(record):
-    stamps = ["dispatched", "fetch_begin", "fetched", "collated", "received", "in_order", "delivered", "returned"]
+    stamps = [
+        "dispatched",
+        "fetch_begin",
+        "fetched",
+        "collated",
+        "received",
+        "in_order",
+        "delivered",
+        "returned",
+    ]
     names = ["queue", "fetch", "collate", "transport", "reorder", "ready", "step"]
     times = [getattr(record, stamp) for stamp in stamps]
-    return {name: end - begin for name, begin, end in zip(names, times, times[1:], strict=False)}
+    return {
+        name: end - begin
+        for name, begin, end in zip(names, times, times[1:], strict=False)
+    }
 
 
 # %% stages | mistake: a stage is left out | hint: a number (milliseconds, also for 'step'
 def stages(record):
-    stamps = ["dispatched", "fetch_begin", "fetched", "collated", "received", "in_order", "delivered"]
+    stamps = [
+        "dispatched",
+        "fetch_begin",
+        "fetched",
+        "collated",
+        "received",
+        "in_order",
+        "delivered",
+    ]
     names = ["queue", "fetch", "collate", "transport", "reorder", "ready"]
     times = [getattr(record, stamp) / 1e6 for stamp in stamps]
-    return {n: end - begin for n, begin, end in zip(names, times, times[1:], strict=False)} | {"step": ...}
+    return {
+        n: end - begin for n, begin, end in zip(names, times, times[1:], strict=False)
+    } | {"step": ...}
 
 
 # %% stages | mistake: each stage is measured from the dispatch | hint: begins where the one before it ends
 def stages(record):
-    stamps = ["fetch_begin", "fetched", "collated", "received", "in_order", "delivered", "returned"]
+    stamps = [
+        "fetch_begin",
+        "fetched",
+        "collated",
+        "received",
+        "in_order",
+        "delivered",
+        "returned",
+    ]
     names = ["queue", "fetch", "collate", "transport", "reorder", "ready", "step"]
-    return {n: (getattr(record, s) - record.dispatched) / 1e6 for n, s in zip(names, stamps, strict=True)}
+    return {
+        n: (getattr(record, s) - record.dispatched) / 1e6
+        for n, s in zip(names, stamps, strict=True)
+    }
 
 
 # %% stages | mistake: the queue begins at the request | hint: 'queue' lasts from dispatched
 def stages(record):
-    stamps = ["requested", "fetch_begin", "fetched", "collated", "received", "in_order", "delivered", "returned"]
+    stamps = [
+        "requested",
+        "fetch_begin",
+        "fetched",
+        "collated",
+        "received",
+        "in_order",
+        "delivered",
+        "returned",
+    ]
     names = ["queue", "fetch", "collate", "transport", "reorder", "ready", "step"]
     times = [getattr(record, stamp) / 1e6 for stamp in stamps]
-    return {name: end - begin for name, begin, end in zip(names, times, times[1:], strict=False)}
+    return {
+        name: end - begin
+        for name, begin, end in zip(names, times, times[1:], strict=False)
+    }
 
 
 # %% waited
@@ -217,4 +304,6 @@ def waited(records):
 
 # %% waited | mistake: compared with the steps | hint: divide by the time of the steps
 def waited(records):
-    return sum(r.delivered - r.requested for r in records) / sum(r.returned - r.delivered for r in records)
+    return sum(r.delivered - r.requested for r in records) / sum(
+        r.returned - r.delivered for r in records
+    )

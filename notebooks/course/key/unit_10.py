@@ -46,7 +46,9 @@ class Rows:
 
     def __getitem__(self, i):
         self.file.seek(self.start + i * self.size)
-        return np.frombuffer(self.file.read(self.size), self.dtype).reshape(self.shape[1:])
+        return np.frombuffer(self.file.read(self.size), self.dtype).reshape(
+            self.shape[1:]
+        )
 
 
 # %% rows | mistake: the whole array is read | hint: Read the header only
@@ -89,7 +91,9 @@ class Rows:
 
     def __getitem__(self, i):
         self.file.seek(i * self.size)
-        return np.frombuffer(self.file.read(self.size), self.dtype).reshape(self.shape[1:])
+        return np.frombuffer(self.file.read(self.size), self.dtype).reshape(
+            self.shape[1:]
+        )
 
 
 # %% rows | mistake: the size of an element is taken for the size of a row | hint: has the shape (1,)
@@ -120,7 +124,9 @@ class Rows:
 
     def __getitem__(self, i):
         self.file.seek(self.start + i * self.size)
-        row = np.frombuffer(self.file.read(self.size), self.dtype).reshape(self.shape[1:])
+        row = np.frombuffer(self.file.read(self.size), self.dtype).reshape(
+            self.shape[1:]
+        )
         return row.astype(np.float32)
 
 
@@ -137,7 +143,9 @@ class Rows:
 
     def __getitem__(self, i):
         self.file.seek(128 + i * self.size)
-        return np.frombuffer(self.file.read(self.size), self.dtype).reshape(self.shape[1:])
+        return np.frombuffer(self.file.read(self.size), self.dtype).reshape(
+            self.shape[1:]
+        )
 
 
 # %% rows-explain
@@ -230,7 +238,10 @@ def tar_index(file):
 # %% tar | mistake: whole blocks are returned | hint: fills up to blocks
 def tar_index(file):
     with tarfile.open(fileobj=file) as archive:
-        return {member.name: (member.offset_data, -(-member.size // 512) * 512) for member in archive}
+        return {
+            member.name: (member.offset_data, -(-member.size // 512) * 512)
+            for member in archive
+        }
 
 
 # %% tar | mistake: the index holds the contents | hint: The headers are enough
@@ -246,7 +257,10 @@ def read_member(file, index, name):
 # %% tar | mistake: names without their folder | hint: by its whole name
 def tar_index(file):
     with tarfile.open(fileobj=file) as archive:
-        return {member.name.split("/")[-1]: (member.offset_data, member.size) for member in archive}
+        return {
+            member.name.split("/")[-1]: (member.offset_data, member.size)
+            for member in archive
+        }
 
 
 # %% tar | mistake: the index is not used | hint: so that nothing is searched
@@ -390,8 +404,12 @@ class Records:
 
 # %% records | mistake: the end is forgotten | hint: Where does it end
 def pack(records):
-    starts = 8 * (len(records) + 1) + np.cumsum([0, *map(len, records)])[:-1].astype(np.int64)
-    return b"".join([struct.pack("<q", len(records)), starts.astype(np.int64).tobytes(), *records])
+    starts = 8 * (len(records) + 1) + np.cumsum([0, *map(len, records)])[:-1].astype(
+        np.int64
+    )
+    return b"".join(
+        [struct.pack("<q", len(records)), starts.astype(np.int64).tobytes(), *records]
+    )
 
 
 class Records:
@@ -534,7 +552,9 @@ def write_chunks(samples, per_chunk):
 def write_chunks(samples, per_chunk):
     data, offsets = b"", [0]
     for number in range(len(samples) // per_chunk):
-        data += zlib.compress(b"".join(samples[number * per_chunk : (number + 1) * per_chunk]))
+        data += zlib.compress(
+            b"".join(samples[number * per_chunk : (number + 1) * per_chunk])
+        )
         offsets.append(len(data))
     return data, offsets
 
@@ -567,7 +587,9 @@ amplification = amplification | {"random order, all chunks kept": 40_960}
 
 
 # %% amplified | mistake: one chunk is decompressed once | hint: decompresses the only chunk
-amplification = amplification | {"one chunk of 640, every 64th sample, nothing kept": 640}
+amplification = amplification | {
+    "one chunk of 640, every 64th sample, nothing kept": 640
+}
 
 
 # %% chunks-explain
@@ -578,7 +600,10 @@ amplification = amplification | {"one chunk of 640, every 64th sample, nothing k
 
 # %% order
 def chunk_order(length, per_chunk, pool, rng):
-    chunks = [list(range(start, min(start + per_chunk, length))) for start in range(0, length, per_chunk)]
+    chunks = [
+        list(range(start, min(start + per_chunk, length)))
+        for start in range(0, length, per_chunk)
+    ]
     rng.shuffle(chunks)
     made = []
     for first in range(0, len(chunks), pool):
@@ -605,7 +630,10 @@ def chunk_order(length, per_chunk, pool, rng):
 
 # %% order | mistake: the samples of a chunk stay in their order | hint: Shuffle in a chunk, too
 def chunk_order(length, per_chunk, pool, rng):
-    chunks = [range(start, min(start + per_chunk, length)) for start in range(0, length, per_chunk)]
+    chunks = [
+        range(start, min(start + per_chunk, length))
+        for start in range(0, length, per_chunk)
+    ]
     rng.shuffle(chunks)
     return list(itertools.chain(*chunks))
 
@@ -622,7 +650,10 @@ def chunk_order(length, per_chunk, pool, rng):
 
 # %% order | mistake: neighbors are always open together | hint: Which ones do you combine
 def chunk_order(length, per_chunk, pool, rng):
-    groups = [list(range(s, min(s + per_chunk * pool, length))) for s in range(0, length, per_chunk * pool)]
+    groups = [
+        list(range(s, min(s + per_chunk * pool, length)))
+        for s in range(0, length, per_chunk * pool)
+    ]
     rng.shuffle(groups)
     for group in groups:
         rng.shuffle(group)
@@ -631,7 +662,9 @@ def chunk_order(length, per_chunk, pool, rng):
 
 # %% order | mistake: the last chunk is not full | hint: there is no such sample
 def chunk_order(length, per_chunk, pool, rng):
-    chunks = [list(range(start, start + per_chunk)) for start in range(0, length, per_chunk)]
+    chunks = [
+        list(range(start, start + per_chunk)) for start in range(0, length, per_chunk)
+    ]
     rng.shuffle(chunks)
     made = []
     for first in range(0, len(chunks), pool):
@@ -643,7 +676,10 @@ def chunk_order(length, per_chunk, pool, rng):
 
 # %% order | mistake: numbers of the global generator | hint: Draw from `rng` only
 def chunk_order(length, per_chunk, pool, rng):
-    chunks = [list(range(start, min(start + per_chunk, length))) for start in range(0, length, per_chunk)]
+    chunks = [
+        list(range(start, min(start + per_chunk, length)))
+        for start in range(0, length, per_chunk)
+    ]
     random.shuffle(chunks)
     made = []
     for first in range(0, len(chunks), pool):
@@ -655,7 +691,10 @@ def chunk_order(length, per_chunk, pool, rng):
 
 # %% order | mistake: the last group is forgotten | hint: samples never come
 def chunk_order(length, per_chunk, pool, rng):
-    chunks = [list(range(start, min(start + per_chunk, length))) for start in range(0, length, per_chunk)]
+    chunks = [
+        list(range(start, min(start + per_chunk, length)))
+        for start in range(0, length, per_chunk)
+    ]
     rng.shuffle(chunks)
     made = []
     for group in range(len(chunks) // pool):
@@ -706,7 +745,13 @@ decodes = decodes | {"images decoded in 3 epochs, in the writer": 32}
 
 
 # %% choose
-best = {"A": "one .npy", "B": "records", "C": "tar in order", "D": "chunks", "E": "many files"}
+best = {
+    "A": "one .npy",
+    "B": "records",
+    "C": "tar in order",
+    "D": "chunks",
+    "E": "many files",
+}
 
 
 # %% choose | mistake: compression always helps | hint: What needs no open and no decompression

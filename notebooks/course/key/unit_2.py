@@ -157,7 +157,16 @@ def work(dataset, collate, tasks, results):
 
 # %% epoch
 class EpochLoader:
-    def __init__(self, dataset, batch_size, *, num_workers=2, window=4, collate=list, backend=None):
+    def __init__(
+        self,
+        dataset,
+        batch_size,
+        *,
+        num_workers=2,
+        window=4,
+        collate=list,
+        backend=None,
+    ):
         self.dataset, self.batch_size, self.collate = dataset, batch_size, collate
         self.num_workers, self.window = num_workers, window
         self.backend = backend or Threads()
@@ -320,7 +329,8 @@ class Loader(EpochLoader):
     def __iter__(self):
         tasks, results = self.backend.queue(), self.backend.queue()
         workers = [
-            self.backend.start(work, self.dataset, self.collate, tasks, results) for _ in range(self.num_workers)
+            self.backend.start(work, self.dataset, self.collate, tasks, results)
+            for _ in range(self.num_workers)
         ]
         try:
             todo = enumerate(indices_of(len(self.dataset), self.batch_size))
@@ -356,7 +366,8 @@ class Loader(EpochLoader):
     def __iter__(self):
         tasks, results = self.backend.queue(), self.backend.queue()
         workers = [
-            self.backend.start(work, self.dataset, self.collate, tasks, results) for _ in range(self.num_workers)
+            self.backend.start(work, self.dataset, self.collate, tasks, results)
+            for _ in range(self.num_workers)
         ]
         todo = enumerate(indices_of(len(self.dataset), self.batch_size))
         buffer, on_path = ReorderBuffer(), 0
@@ -383,7 +394,8 @@ class Loader(EpochLoader):
     def __iter__(self):
         tasks, results = self.backend.queue(), self.backend.queue()
         workers = [
-            self.backend.start(work, self.dataset, self.collate, tasks, results) for _ in range(self.num_workers)
+            self.backend.start(work, self.dataset, self.collate, tasks, results)
+            for _ in range(self.num_workers)
         ]
         try:
             todo = enumerate(indices_of(len(self.dataset), self.batch_size))
@@ -414,7 +426,8 @@ class Loader(EpochLoader):
     def __iter__(self):
         tasks, results = self.backend.queue(), self.backend.queue()
         workers = [
-            self.backend.start(work, self.dataset, self.collate, tasks, results) for _ in range(self.num_workers)
+            self.backend.start(work, self.dataset, self.collate, tasks, results)
+            for _ in range(self.num_workers)
         ]
         try:
             todo = enumerate(indices_of(len(self.dataset), self.batch_size))
@@ -452,7 +465,8 @@ class Loader(EpochLoader):
     def __iter__(self):
         tasks, results = self.backend.queue(), self.backend.queue()
         workers = [
-            self.backend.start(work, self.dataset, self.collate, tasks, results) for _ in range(self.num_workers)
+            self.backend.start(work, self.dataset, self.collate, tasks, results)
+            for _ in range(self.num_workers)
         ]
         try:
             todo = enumerate(indices_of(len(self.dataset), self.batch_size))
@@ -483,7 +497,8 @@ class Loader(EpochLoader):
     def __iter__(self):
         tasks, results = self.backend.queue(), self.backend.queue()
         workers = [
-            self.backend.start(work, self.dataset, self.collate, tasks, results) for _ in range(self.num_workers)
+            self.backend.start(work, self.dataset, self.collate, tasks, results)
+            for _ in range(self.num_workers)
         ]
         try:
             todo = enumerate(indices_of(len(self.dataset), self.batch_size))
@@ -535,7 +550,9 @@ class Processes:
 
     def start(self, function, dataset, collate, tasks, results):
         pickled = cloudpickle.dumps((function, dataset, collate))
-        worker = self.context.Process(target=call_pickled, args=(pickled, tasks, results), daemon=True)
+        worker = self.context.Process(
+            target=call_pickled, args=(pickled, tasks, results), daemon=True
+        )
         worker.start()
         return worker
 
@@ -546,7 +563,9 @@ class Processes:
         return queue.SimpleQueue()
 
     def start(self, function, dataset, collate, tasks, results):
-        worker = threading.Thread(target=function, args=(dataset, collate, tasks, results), daemon=True)
+        worker = threading.Thread(
+            target=function, args=(dataset, collate, tasks, results), daemon=True
+        )
         worker.start()
         return worker
 
@@ -560,7 +579,9 @@ class Processes:
 
     def start(self, function, dataset, collate, tasks, results):
         pickled = cloudpickle.dumps((function, dataset, collate))
-        worker = self.context.Process(target=call_pickled, args=(pickled, tasks, results), daemon=True)
+        worker = self.context.Process(
+            target=call_pickled, args=(pickled, tasks, results), daemon=True
+        )
         worker.start()
         return worker
 
@@ -573,7 +594,9 @@ class Processes:
         return self.context.SimpleQueue()
 
     def start(self, function, dataset, collate, tasks, results):
-        worker = self.context.Process(target=function, args=(dataset, collate, tasks, results), daemon=True)
+        worker = self.context.Process(
+            target=function, args=(dataset, collate, tasks, results), daemon=True
+        )
         worker.start()
         return worker
 
@@ -587,7 +610,9 @@ class Processes:
 
     def start(self, function, dataset, collate, tasks, results):
         pickled = cloudpickle.dumps((function, dataset, collate))
-        self.context.Process(target=call_pickled, args=(pickled, tasks, results), daemon=True).start()
+        self.context.Process(
+            target=call_pickled, args=(pickled, tasks, results), daemon=True
+        ).start()
 
 
 # %% processes-explain

@@ -152,7 +152,9 @@ choice = dict.fromkeys(choice, "thread")
 
 
 # %% choose | mistake: the global variable | hint: overwrite each other's state
-choice = choice | {"calls a C library that keeps its state in a global variable": "thread"}
+choice = choice | {
+    "calls a C library that keeps its state in a global variable": "thread"
+}
 
 
 # %% travel
@@ -286,4 +288,6 @@ def has_lock(sys):
 
 # %% has-lock | mistake: the build decides | hint: the lock is off
 def has_lock(sys):
-    return not hasattr(sys, "_is_gil_enabled") or "t" not in getattr(sys, "abiflags", "")
+    return not hasattr(sys, "_is_gil_enabled") or "t" not in getattr(
+        sys, "abiflags", ""
+    )

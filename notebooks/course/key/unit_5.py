@@ -83,7 +83,10 @@ def pack(arrays, memory):
 
 
 def unpack(header, memory):
-    return [np.ndarray(shape, dtype, buffer=memory, offset=offset) for offset, shape, dtype in header]
+    return [
+        np.ndarray(shape, dtype, buffer=memory, offset=offset)
+        for offset, shape, dtype in header
+    ]
 
 
 # %% pack | mistake: unpacks copies | hint: is a copy
@@ -97,7 +100,10 @@ def pack(arrays, memory):
 
 
 def unpack(header, memory):
-    return [np.ndarray(shape, dtype, buffer=memory, offset=offset).copy() for offset, shape, dtype in header]
+    return [
+        np.ndarray(shape, dtype, buffer=memory, offset=offset).copy()
+        for offset, shape, dtype in header
+    ]
 
 
 # %% pack | mistake: the arrays are in the header | hint: data belongs only in the memory
@@ -120,7 +126,10 @@ def pack(arrays, memory):
 
 
 def unpack(header, memory):
-    return [np.ndarray(shape, dtype, buffer=memory, offset=offset) for offset, shape, dtype in header]
+    return [
+        np.ndarray(shape, dtype, buffer=memory, offset=offset)
+        for offset, shape, dtype in header
+    ]
 
 
 # %% pack | mistake: from the end of the memory to its beginning | hint: should come behind the array before it
@@ -134,7 +143,10 @@ def pack(arrays, memory):
 
 
 def unpack(header, memory):
-    return [np.ndarray(shape, dtype, buffer=memory, offset=offset) for offset, shape, dtype in header]
+    return [
+        np.ndarray(shape, dtype, buffer=memory, offset=offset)
+        for offset, shape, dtype in header
+    ]
 
 
 # %% pack | mistake: not aligned | hint: Round the offset up
@@ -148,7 +160,10 @@ def pack(arrays, memory):
 
 
 def unpack(header, memory):
-    return [np.ndarray(shape, dtype, buffer=memory, offset=offset) for offset, shape, dtype in header]
+    return [
+        np.ndarray(shape, dtype, buffer=memory, offset=offset)
+        for offset, shape, dtype in header
+    ]
 
 
 # %% pack | mistake: the bytes of a transposed array in its own order | hint: Think of the transposed one
@@ -162,7 +177,10 @@ def pack(arrays, memory):
 
 
 def unpack(header, memory):
-    return [np.ndarray(shape, dtype, buffer=memory, offset=offset) for offset, shape, dtype in header]
+    return [
+        np.ndarray(shape, dtype, buffer=memory, offset=offset)
+        for offset, shape, dtype in header
+    ]
 
 
 # %% faults
@@ -217,7 +235,9 @@ class Pool:
         self.unused = []
 
     def lend(self, shape):
-        memory = self.unused.pop() if self.unused else mmap.mmap(-1, int(np.prod(shape)))
+        memory = (
+            self.unused.pop() if self.unused else mmap.mmap(-1, int(np.prod(shape)))
+        )
         first = np.frombuffer(memory, np.uint8)
         weakref.finalize(first, self.unused.append, memory)
         return first.reshape(shape)

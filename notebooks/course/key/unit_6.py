@@ -97,13 +97,20 @@ def cured_d():
 
 # %% d-answer | mistake: another type | hint: and now it is float64
 def cured_d():
-    return DataLoader(Arrays(), batch_size=8, num_workers=1, collate_fn=lambda s: np.stack(s).astype(np.float64))
+    return DataLoader(
+        Arrays(),
+        batch_size=8,
+        num_workers=1,
+        collate_fn=lambda s: np.stack(s).astype(np.float64),
+    )
 
 
 # %% d-answer | mistake: another loop | hint: without a loop over elements
 def cured_d():
     def collate(samples):
-        return np.array([[float(value) for value in sample] for sample in samples], np.float32)
+        return np.array(
+            [[float(value) for value in sample] for sample in samples], np.float32
+        )
 
     return DataLoader(Arrays(), batch_size=8, num_workers=2, collate_fn=collate)
 
@@ -163,7 +170,9 @@ def to_arrays(samples):
 
 
 def cured_f():
-    return DataLoader(Measurements(), batch_size=20, num_workers=1, collate_fn=to_arrays)
+    return DataLoader(
+        Measurements(), batch_size=20, num_workers=1, collate_fn=to_arrays
+    )
 
 
 # %% f-answer | mistake: the default collate function on lists | hint: a hundred separate fields
@@ -173,7 +182,9 @@ def cured_f():
 
 # %% f-answer | mistake: text instead of objects | hint: should be a dict
 def cured_f():
-    return DataLoader(Measurements(), batch_size=20, num_workers=1, collate_fn=json.dumps)
+    return DataLoader(
+        Measurements(), batch_size=20, num_workers=1, collate_fn=json.dumps
+    )
 
 
 # %% g-cause
@@ -193,7 +204,9 @@ def cured_g():
 
 # %% g-answer | mistake: more workers | hint: Sort once
 def cured_g():
-    return DataLoader(list(range(1000)), batch_size=10, sampler=HeaviestFirst(), num_workers=3)
+    return DataLoader(
+        list(range(1000)), batch_size=10, sampler=HeaviestFirst(), num_workers=3
+    )
 
 
 # %% g-answer | mistake: the lightest first | hint: the batches are not the same
@@ -214,7 +227,9 @@ class InlineSearch(HeaviestFirst):
 
 
 def cured_g():
-    return DataLoader(list(range(1000)), batch_size=10, sampler=InlineSearch(), num_workers=2)
+    return DataLoader(
+        list(range(1000)), batch_size=10, sampler=InlineSearch(), num_workers=2
+    )
 
 
 # %% h-cause
@@ -227,17 +242,26 @@ cause_h = "workers_wait"
 
 # %% h-answer
 def cured_h():
-    return DataLoader(Files(thumbnails_for=range(3, 120, 10)), batch_size=5, num_workers=2, workers="thread")
+    return DataLoader(
+        Files(thumbnails_for=range(3, 120, 10)),
+        batch_size=5,
+        num_workers=2,
+        workers="thread",
+    )
 
 
 # %% h-answer | mistake: thumbnails for all | hint: have time for twelve
 def cured_h():
-    return DataLoader(Files(thumbnails_for=range(120)), batch_size=5, num_workers=2, workers="thread")
+    return DataLoader(
+        Files(thumbnails_for=range(120)), batch_size=5, num_workers=2, workers="thread"
+    )
 
 
 # %% h-answer | mistake: a larger window | hint: originals are still read
 def cured_h():
-    return DataLoader(Files(), batch_size=5, num_workers=2, workers="thread", prefetch_factor=8)
+    return DataLoader(
+        Files(), batch_size=5, num_workers=2, workers="thread", prefetch_factor=8
+    )
 
 
 # %% h-explain
@@ -257,7 +281,9 @@ cause_i = "slow_samples"
 
 # %% i-answer
 def cured_i():
-    return DataLoader(Indexed(folder), batch_size=4, num_workers=2, persistent_workers=True)
+    return DataLoader(
+        Indexed(folder), batch_size=4, num_workers=2, persistent_workers=True
+    )
 
 
 # %% i-answer | mistake: requested earlier, but read as often | hint: lets workers keep theirs
@@ -296,7 +322,9 @@ def train(loader, draw):
 
 # %% j-answer | mistake: only some losses are kept | hint: 120 are needed
 def train(loader, draw):
-    losses = [batch.sum().item() for count, batch in enumerate(loader) if count % 10 == 0]
+    losses = [
+        batch.sum().item() for count, batch in enumerate(loader) if count % 10 == 0
+    ]
     draw(losses)
     return losses
 

@@ -276,7 +276,9 @@ class Augmented:
     def __getitem__(self, i):
         info = nbloader.get_worker_info()
         self.drawn += 1
-        return np.random.default_rng((self.drawn, info.id if info else 0, self.epoch, self.seed)).random()
+        return np.random.default_rng(
+            (self.drawn, info.id if info else 0, self.epoch, self.seed)
+        ).random()
 
 
 # %% repair | mistake: the seed is forgotten | hint: What became of the seed
@@ -340,18 +342,27 @@ def changed_batches(loader, kept):
     return [
         (epoch, number)
         for epoch, number, batch in kept
-        if loader.replay(epoch, number).batch.numpy().tobytes() != batch.numpy().tobytes()
+        if loader.replay(epoch, number).batch.numpy().tobytes()
+        != batch.numpy().tobytes()
     ]
 
 
 # %% replay | mistake: nan is not equal to itself | hint: nan is not equal to itself
 def changed_batches(loader, kept):
-    return [(e, n) for e, n, batch in kept if not torch.equal(loader.replay(e, n).batch, batch)]
+    return [
+        (e, n)
+        for e, n, batch in kept
+        if not torch.equal(loader.replay(e, n).batch, batch)
+    ]
 
 
 # %% replay | mistake: close is not equal | hint: changed in its last bit
 def changed_batches(loader, kept):
-    return [(e, n) for e, n, batch in kept if not torch.allclose(loader.replay(e, n).batch, batch, equal_nan=True)]
+    return [
+        (e, n)
+        for e, n, batch in kept
+        if not torch.allclose(loader.replay(e, n).batch, batch, equal_nan=True)
+    ]
 
 
 # %% replay | mistake: returns the unchanged ones | hint: a batch that was not changed
@@ -359,5 +370,6 @@ def changed_batches(loader, kept):
     return [
         (e, n)
         for e, n, batch in kept
-        if loader.replay(e, n).batch.numpy().tobytes() == batch.numpy().tobytes() and not batch.isnan().any()
+        if loader.replay(e, n).batch.numpy().tobytes() == batch.numpy().tobytes()
+        and not batch.isnan().any()
     ]

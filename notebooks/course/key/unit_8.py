@@ -263,7 +263,11 @@ def shuffled(stream, size, rng):
 
 
 # %% moves
-moves = {"positions earlier, at most": 3, "positions later, at most": 19, "positions, with a buffer of 1": 0}
+moves = {
+    "positions earlier, at most": 3,
+    "positions later, at most": 19,
+    "positions, with a buffer of 1": 0,
+}
 
 
 # %% moves | mistake: as far back as forward | hint: an item may be unlucky each time
@@ -395,7 +399,10 @@ rest = {
 
 
 # %% remains | mistake: what was made in advance is gone | hint: was never delivered
-rest = rest | {"the first batch of the new loader": 9, "its batches until the epoch ends": 1}
+rest = rest | {
+    "the first batch of the new loader": 9,
+    "its batches until the epoch ends": 1,
+}
 
 
 # %% remains | mistake: later epochs are shorter, too | hint: the next epoch is a whole one

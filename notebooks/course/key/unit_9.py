@@ -3,12 +3,20 @@
 
 # %% copy-ms
 def copy_ms(batch_size, shape, dtype, gb_per_second):
-    return batch_size * np.prod(shape) * np.dtype(dtype).itemsize / (gb_per_second * 1e9) * 1e3
+    return (
+        batch_size
+        * np.prod(shape)
+        * np.dtype(dtype).itemsize
+        / (gb_per_second * 1e9)
+        * 1e3
+    )
 
 
 # %% copy-ms | mistake: seconds | hint: these are seconds
 def copy_ms(batch_size, shape, dtype, gb_per_second):
-    return batch_size * np.prod(shape) * np.dtype(dtype).itemsize / (gb_per_second * 1e9)
+    return (
+        batch_size * np.prod(shape) * np.dtype(dtype).itemsize / (gb_per_second * 1e9)
+    )
 
 
 # %% copy-ms | mistake: the type is forgotten | hint: How many bytes has each
@@ -23,12 +31,24 @@ def copy_ms(batch_size, shape, dtype, gb_per_second):
 
 # %% copy-ms | mistake: bits | hint: these are bits
 def copy_ms(batch_size, shape, dtype, gb_per_second):
-    return 8 * batch_size * np.prod(shape) * np.dtype(dtype).itemsize / (gb_per_second * 1e6)
+    return (
+        8
+        * batch_size
+        * np.prod(shape)
+        * np.dtype(dtype).itemsize
+        / (gb_per_second * 1e6)
+    )
 
 
 # %% copy-ms | mistake: binary gigabytes | hint: not 2**30
 def copy_ms(batch_size, shape, dtype, gb_per_second):
-    return 1e3 * batch_size * np.prod(shape) * np.dtype(dtype).itemsize / (gb_per_second * 2**30)
+    return (
+        1e3
+        * batch_size
+        * np.prod(shape)
+        * np.dtype(dtype).itemsize
+        / (gb_per_second * 2**30)
+    )
 
 
 # %% returns
@@ -344,7 +364,13 @@ def double_buffered(device, count):
 
 
 # %% faults
-fault_of = {"A": "event too early", "B": "reused too early", "C": "none", "D": "no wait", "E": "no overlap"}
+fault_of = {
+    "A": "event too early",
+    "B": "reused too early",
+    "C": "none",
+    "D": "no wait",
+    "E": "no overlap",
+}
 
 
 # %% faults | mistake: an event is enough | hint: What had been enqueued when it was recorded
@@ -536,7 +562,9 @@ uploaded = {
 
 
 # %% uploads | mistake: the batch that the variable holds is forgotten | hint: the variable still holds
-uploaded = uploaded | {f"batches on the card, 10 MB/s, upload_ahead={n}": n + 1 for n in range(3)}
+uploaded = uploaded | {
+    f"batches on the card, 10 MB/s, upload_ahead={n}": n + 1 for n in range(3)
+}
 
 
 # %% uploads | mistake: pinned memory hides a copy without anything ahead | hint: What runs meanwhile
@@ -544,7 +572,10 @@ uploaded = uploaded | {"hidden, 10 MB/s, upload_ahead=0": "all"}
 
 
 # %% uploads | mistake: ahead means hidden | hint: Does it become faster
-uploaded = uploaded | {"hidden, 1 MB/s, upload_ahead=1": "all", "hidden, 1 MB/s, upload_ahead=2": "all"}
+uploaded = uploaded | {
+    "hidden, 1 MB/s, upload_ahead=1": "all",
+    "hidden, 1 MB/s, upload_ahead=2": "all",
+}
 
 
 # %% uploads | mistake: one more ahead hides a slow link | hint: Does it become faster
@@ -560,7 +591,9 @@ def hidden_share(uploads):
 
 # %% hidden | mistake: needed after the copy counts as more than all | hint: All of it was hidden
 def hidden_share(uploads):
-    return sum(u.needed - u.upload_begin for u in uploads) / sum(u.uploaded - u.upload_begin for u in uploads)
+    return sum(u.needed - u.upload_begin for u in uploads) / sum(
+        u.uploaded - u.upload_begin for u in uploads
+    )
 
 
 # %% hidden | mistake: needed before the copy counts as less than nothing | hint: No copy is less hidden
@@ -572,7 +605,8 @@ def hidden_share(uploads):
 # %% hidden | mistake: the mean of shares | hint: A long copy counts for more
 def hidden_share(uploads):
     shares = [
-        min(max(u.needed - u.upload_begin, 0), u.uploaded - u.upload_begin) / (u.uploaded - u.upload_begin)
+        min(max(u.needed - u.upload_begin, 0), u.uploaded - u.upload_begin)
+        / (u.uploaded - u.upload_begin)
         for u in uploads
     ]
     return sum(shares) / len(shares)
@@ -581,7 +615,10 @@ def hidden_share(uploads):
 # %% hidden | mistake: the exposed share | hint: All of it was hidden
 def hidden_share(uploads):
     copying = sum(u.uploaded - u.upload_begin for u in uploads)
-    return sum(max(0, u.uploaded - max(u.needed, u.upload_begin)) for u in uploads) / copying
+    return (
+        sum(max(0, u.uploaded - max(u.needed, u.upload_begin)) for u in uploads)
+        / copying
+    )
 
 
 # %% hidden | mistake: counts copies that are hidden as a whole | hint: 3 of 4 ms were over
@@ -605,7 +642,10 @@ class InBytes:
 
 
 def normalize(batch):
-    mean, std = (torch.tensor(values, device=batch.device).view(3, 1, 1) for values in (check.MEAN, check.STD))
+    mean, std = (
+        torch.tensor(values, device=batch.device).view(3, 1, 1)
+        for values in (check.MEAN, check.STD)
+    )
     return (batch.float() / 255 - mean) / std
 
 
@@ -619,7 +659,9 @@ class InBytes:
 
 
 def normalize(batch):
-    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (check.MEAN, check.STD))
+    mean, std = (
+        torch.tensor(values).view(3, 1, 1) for values in (check.MEAN, check.STD)
+    )
     return (batch / 255 - mean) / std
 
 
@@ -633,7 +675,9 @@ class InBytes:
 
 
 def normalize(batch):
-    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (check.MEAN, check.STD))
+    mean, std = (
+        torch.tensor(values).view(3, 1, 1) for values in (check.MEAN, check.STD)
+    )
     return (batch.float() - mean) / std
 
 
@@ -686,7 +730,10 @@ class InBytes:
 
 
 def normalize(batch):
-    mean, std = (torch.from_numpy(np.array(values)).view(3, 1, 1) for values in (check.MEAN, check.STD))
+    mean, std = (
+        torch.from_numpy(np.array(values)).view(3, 1, 1)
+        for values in (check.MEAN, check.STD)
+    )
     return (batch / 255 - mean) / std
 
 
@@ -714,7 +761,9 @@ class InBytes:
 
 def normalize(batch):
     batch /= 255
-    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (check.MEAN, check.STD))
+    mean, std = (
+        torch.tensor(values).view(3, 1, 1) for values in (check.MEAN, check.STD)
+    )
     return (batch - mean) / std
 
 
