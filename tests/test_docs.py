@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import inspect
+import json
 import os
 import pathlib
 import re
@@ -30,6 +31,9 @@ ROOT = pathlib.Path(__file__).parents[1]
 SITE = ROOT / "docs"
 PAGES = sorted([*ROOT.glob("*.md"), *SITE.rglob("*.md")])
 GUIDES = sorted(SITE.rglob("*.md"))
+NOTEBOOKS = sorted((ROOT / "notebooks").rglob("*.ipynb"))
+WIDTH = 88
+"""Columns of the code that readers see: the site and Colab show it in a narrow column."""
 RUN_BY = re.compile(r"<!-- run by (\S+) -->\n```python\n.*?^```\n", re.DOTALL | re.MULTILINE)
 MESSAGE = re.compile(r"<!-- message: (\S+) -->\n```text\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 NEEDS = re.compile(
@@ -109,6 +113,26 @@ def test_modules_that_are_named_exist(page):
     names = re.findall(r"`([\w./-]+/[\w.-]+\.(?:py|js|css|md|ipynb|toml))`", prose(page))
     places = (ROOT / "nbloader", ROOT)
     assert not [name for name in names if not any((place / name).exists() for place in places)]
+
+
+def too_wide(sources):
+    """The lines of code that have more than `WIDTH` columns."""
+    return [line for source in sources for line in source.splitlines() if len(line) > WIDTH]
+
+
+@unit
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_code_of_notebooks_is_at_most_88_columns_wide(path):
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    assert not too_wide("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+
+
+@unit
+@pytest.mark.parametrize("page", [ROOT / "README.md", *GUIDES], ids=lambda p: p.name)
+def test_code_of_pages_is_at_most_88_columns_wide(page):
+    text = page.read_text(encoding="utf-8")
+    blocks = re.findall(r"^( *)```(?:python|py|sh|diff)\b[^\n]*\n(.*?)^\1```$", text, re.DOTALL | re.MULTILINE)
+    assert not too_wide(textwrap.dedent(block) for _indentation, block in blocks)
 
 
 @unit
