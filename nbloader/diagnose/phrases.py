@@ -108,7 +108,8 @@ def line_of(line: SlowLine | None, time: str) -> str:
     if line is None:
         return ""
     source, place = clean(line.source, SOURCE), clean(line.place, SOURCE)
-    return f" {percent(line.share)} of {time} is spent in `{source}` ({place})."
+    vain = ", and none of {:,} cached calls in this epoch found a result of the epoch before" if line.missed else ""
+    return f" {percent(line.share)} of {time} is spent in `{source}` ({place}){vain.format(line.missed)}."
 
 
 def line_remedy(e: Evidence, *, waits: bool = False) -> str:
@@ -129,6 +130,8 @@ def cheaper_line(e: Evidence) -> str:
     """What makes the slowest line cheaper, or the call that may find something."""
     if e.line is None:
         return CHEAPER
+    if e.line.missed:
+        return f"Remove nbloader.cached, or pass arguments that come again ({clean(e.line.place, SOURCE)})"
     if e.line.is_kept:
         return f"Let the cache fill: {clean(e.line.place, SOURCE)} runs once for each result that it keeps"
     own = f"Make the slowest line cheaper ({clean(e.line.place, SOURCE)})"

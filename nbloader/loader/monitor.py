@@ -30,6 +30,7 @@ from nbloader.events import (
     WorkersResized,
 )
 from nbloader.events.records import LifecycleEvent
+from nbloader.loader.cache_use import CacheUse
 from nbloader.loader.config import DEFAULT_PREFETCH_FACTOR
 from nbloader.loader.line_profiler import LineProfiler
 from nbloader.loader.sample_facts import SampleIndex
@@ -48,8 +49,9 @@ if TYPE_CHECKING:
     from bokeh.plotting import figure as Figure  # noqa: N812  a class in spite of its name
 
     from nbloader.dashboard.page import Report
+    from nbloader.events.gauges import CacheGauge
     from nbloader.metrics.control import SettingSearch
-    from nbloader.metrics.evidence import Evidence, KnownFacts, SampleFacts
+    from nbloader.metrics.evidence import Evidence, KnownFacts, SampleFacts, SlowLine
 
 
 OUTLOOK_BATCHES = 200
@@ -113,8 +115,7 @@ class Monitor:
         self._predicted = _Predicted((), 0.0, ())
         self._samples: SampleIndex | None = None
         """Facts about the dataset's samples; created when slow samples are found."""
-        self._hits_before = 0
-        """Hits of the sample cache before the newest epoch."""
+        self._cache_use = CacheUse()
         self._kept_at = -RECOMPUTED_S
         """When a verdict was last kept, monotonic seconds."""
         self.tuning: SettingSearch | None = None
@@ -138,11 +139,11 @@ class Monitor:
     def _on_lifecycle(self, event: LifecycleEvent) -> None:
         if isinstance(event, EpochStarted):
             self._usage.begin_epoch()
-            cache = process_cache.gauge()
-            self._hits_before = 0 if cache is None else cache.hits
+            self._cache_use.epoch_began(process_cache.gauge())
             self.lines.epoch_began(event.epoch)
         elif isinstance(event, EpochEnded):
             self._usage.end_epoch()
+            self._cache_use.epoch_ended(event.reason)
             self.lines.epoch_ended(event.epoch)
         elif isinstance(event, LoaderClosed):
             self.lines.loader_closed()
@@ -150,6 +151,7 @@ class Monitor:
             self._changed_at = event.time
             if isinstance(event, DatasetReloaded):
                 self.lines.dataset_changed()
+                self._cache_use.code_changed()
 
     def keep_verdict(self) -> None:
         """Judge the newest epoch before the next one begins, unless that was done after its end.
@@ -270,10 +272,14 @@ class Monitor:
             usage,
             self._usage.epoch(),
             known,
-            self.lines.slowest(),
+            self._slowest_line(cache),
             self.lines.slowest_step(),
             self.lines.slowest_draw(),
         )
+
+    def _slowest_line(self, cache: CacheGauge | None) -> SlowLine | None:
+        line = self.lines.slowest()
+        return line._replace(missed=self._cache_use.missed(cache)) if line is not None and line.is_kept else line
 
     def _known_samples(self, dataset: Any, *, patient: bool) -> KnownFacts:
         """Return a function that looks up facts about samples without reading them.
@@ -297,7 +303,8 @@ class Monitor:
         elsewhere = verdict.evidence if verdict.cause in NOT_FETCHING else ""
         if elsewhere and verdict.cause != SAMPLER.name and not self.lines.on:
             elsewhere += " Call loader.profile_lines() before the loop to find its slowest line."
-        return dataclasses.replace(self.lines.result(), elsewhere=elsewhere)
+        missed = self._cache_use.missed(process_cache.gauge())
+        return dataclasses.replace(self.lines.result(), elsewhere=elsewhere, missed=missed)
 
     def what_if(self, changed: dict[str, Any], given: dict[str, Any], *, iterated: bool) -> Prediction:
         """See `DataLoader.what_if`.
@@ -347,8 +354,8 @@ class Monitor:
         if changed.get("batch_size") is not None and given["batch_size"] is None:
             return "the loader does not make the batches: its batch_size is None"
         cached = float(changed.get("cache", 0.0))
-        if cached and s.cache is not None and s.cache.hits > self._hits_before:
-            return f"the dataset uses a cache already, with {s.cache.hits - self._hits_before:,} hits in this epoch"
+        if cached and (hits := self._cache_use.hits(s.cache)):
+            return f"the dataset uses a cache already, with {hits:,} hits in this epoch"
         hit = 0.0
         if cached:
             newest = [r for r in self._events.batches() if r.samples][-REPLAYED:]

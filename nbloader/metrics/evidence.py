@@ -103,6 +103,8 @@ class SlowLine(NamedTuple):
     """Where to change something; "" if it is at the line itself."""
     is_tried: bool = False
     """Whether remedies were tried on samples: if none is known then, none has helped."""
+    missed: int = 0
+    """Number of calls of cached functions in this epoch, if none found a result of the epoch before; else 0."""
 
 
 KnownFacts: TypeAlias = Callable[[Sequence[Any]], Mapping[Any, SampleFacts]]

@@ -150,6 +150,8 @@ class HotLines:
     """The sampled stacks, such as for a flame graph, most frequent first."""
     elsewhere: str = ""
     """What takes the time if fetching does not: the sampler or the loop's own code, as sentences; "" if it does."""
+    missed: int = 0
+    """See `SlowLine.missed`."""
 
     def find(self, line: HotLine | str | int) -> HotLine:
         """Find a line by its place or number.

@@ -44,9 +44,14 @@ def why_none(slowest: HotLine, sites: Sequence[Site], hot: HotLines, remains: Se
     found = f"{hot.elsewhere} nbloader has no ready code that makes {what} faster".lstrip()
     what_remains = f"What remains: {', or '.join(remains)}." if remains and not hot.elsewhere else ""
     here = [site for site in sites if site.line is slowest]
+    kept = next((name for site in here for name in calls_kept(site)), "")
+    if hot.missed and (kept or any(site.is_kept for site in here)):
+        return (
+            f"{found}: it is cached in vain, since none of {hot.missed:,} calls in this epoch found a result of the "
+            "epoch before. Remove nbloader.cached, or pass arguments that come again, with what is random outside."
+        )
     if any(site.is_kept for site in here):
         return f"{found}: a cache keeps its results, so it runs once for each of them. {what_remains}".rstrip()
-    kept = next((name for site in here for name in calls_kept(site)), "")
     if kept and not is_filled():
         return (
             f"{found}: the cache of `{clean(kept, SHOWN)}` has few results yet. From the second epoch on, it has them."
