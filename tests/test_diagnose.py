@@ -262,8 +262,8 @@ def test_a_line_whose_results_a_cache_keeps_is_not_to_be_made_cheaper():
     in_vain = verdict(evidence(BUSY, {"fetch_cpu": 0.97, "cores": 2, "line": line._replace(missed=1234)}))
     assert in_vain.sentence.startswith("Remove nbloader.cached, or pass arguments that come again (cell 4 line 12). ")
     assert (
-        "spent in `image = open(path)` (cell 4 line 12), and none of 1,234 cached calls in this epoch found a result of "
-        "the epoch before." in in_vain.sentence
+        "spent in `image = open(path)` (cell 4 line 12), and none of 1,234 cached calls in this epoch found a result "
+        "of the epoch before." in in_vain.sentence
     )
 
 
