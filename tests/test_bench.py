@@ -180,7 +180,7 @@ def test_results_of_remedies_are_written_into_the_documentation_without_a_run(tm
     assert 'Another line comes first in "far". There is no slow line in "no line".' in prose
     assert "up to 10x, 1 of 1 are within 15% of what was measured." in prose
     assert "the bound that is shown was right in 1 of 1." in prose
-    assert '"broken" is left out: it needs a package.' in prose
+    assert '"broken" was not measured: it needs a package.' in prose
     assert 'The figures of "far" are of another run.' in prose
     assert page.startswith("before\n")
     assert page.endswith(f"{remedies.END}\nafter\n")

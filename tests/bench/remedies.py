@@ -863,7 +863,7 @@ def _summary(rows: list[Row], results: Results) -> str:
         f"There is no slow line in {_quoted(without)}." if without else "",
         f"Of the predictions up to {OVER}x, {sum(close)} of {len(close)} are within {CLOSE:.0%} of what was measured.",
         f"For the others, the bound that is shown was right in {sum(over)} of {len(over)}.",
-        *(f'"{row.name}" is left out: {row.problem}.' for row in results.rows if row.problem),
+        *(f'"{row.name}" was not measured: {row.problem}.' for row in results.rows if row.problem),
     ]
     return " ".join(filter(None, texts))
 
@@ -911,9 +911,8 @@ def row_of(loader: Loader) -> Row:
     if loader.needs:
         try:
             importlib.import_module(loader.needs)
-        except Exception as error:
-            reason = f"it needs {loader.needs}, which cannot be imported ({type(error).__name__})"
-            return Row(loader.name, problem=reason)
+        except Exception:
+            return Row(loader.name, problem=f"{loader.needs} could not be imported")
     with tempfile.TemporaryDirectory() as folder:
         try:
             return run(loader, Path(folder))
