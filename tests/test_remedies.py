@@ -44,6 +44,7 @@ from nbloader.remedies.calls import counted_calls, measure_calls
 from nbloader.remedies.changed_lines import changed_lines
 from nbloader.remedies.difference import difference
 from nbloader.remedies.free_names import with_free_names
+from nbloader.remedies.kept_samples import Held
 from nbloader.remedies.kinds import REMEDIES
 from nbloader.remedies.kinds.filtered_frame import HELPER as ROWS_WITH
 from nbloader.remedies.no_remedy import why_none
@@ -1493,13 +1494,13 @@ def test_the_whole_function_of_a_slow_line_is_named_with_its_calls(tmp_path):
     key = function.__code__.co_filename, function.__code__.co_firstlineno
     (site, *_rest) = sites(function, facts=Facts(calls={key: 71}))
     site = replace(site, line=lines[0])
-    text = why_none(lines[0], [site], HotLines(lines=lines, samples=100), (), 0.05)
+    text = why_none(lines[0], [site], HotLines(lines=lines, samples=100), (), 0.05, Held())
     assert "All lines of `f` take 60%. `f` runs 71 times for a sample: call it less often" in text
     caller, called = CodeLine(here := function.__code__.co_filename, "g", 1), CodeLine(here, lines[0].function, 1)
     hot = HotLines(lines=lines, samples=100, stacks=(StackCount((caller, called), 9.0, 0.0),))
-    text = why_none(lines[0], [site], hot, (), 0.05)
+    text = why_none(lines[0], [site], hot, (), 0.05, Held())
     assert re.search(r"`f` runs 71 times for a sample, mostly from `def f\(x\):` \(\S+module.py:1\): call it", text)
-    alone = why_none(lines[0], [replace(site, facts=Facts())], HotLines(lines=lines[:1], samples=100), (), 0.05)
+    alone = why_none(lines[0], [replace(site, facts=Facts())], HotLines(lines=lines[:1], samples=100), (), 0.05, Held())
     assert "All lines" not in alone
     assert "times for a sample" not in alone
 

@@ -12,7 +12,10 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from types import NoneType
 from typing import Any, NamedTuple, Protocol
+
+from torch.utils.data import SequentialSampler
 
 from nbloader._platform import available_memory
 from nbloader._util.format import megabytes
@@ -25,6 +28,7 @@ from nbloader.remedies.calls import measure_calls
 from nbloader.remedies.changed_lines import changed_lines
 from nbloader.remedies.difference import array_of
 from nbloader.remedies.free_names import with_free_names
+from nbloader.remedies.kept_samples import held
 from nbloader.remedies.kinds import REMEDIES, python_loop, same_each_epoch
 from nbloader.remedies.no_remedy import why_none
 from nbloader.remedies.pasted import is_pasted
@@ -313,6 +317,7 @@ def search(
     known += [*_known(loops[:CALLING], (python_loop.REMEDY,), seen), *_known(sites, REMEDIES, seen)]
     known = _without_second_caches(known, CachedCode(hot, partial(_site, samples=samples)))
     tried: list[RemedyResult] = []
+    cache = held()
     end = time.perf_counter() + SEARCH_SECONDS
     with bar(sum(found.samples(samples) for found in known)) as shown:
         for number, found in enumerate(known):
@@ -335,12 +340,12 @@ def search(
             log.debug("the remedy %s for %s: %s", one.name, one.line.place, one.problem)
     useless = [one for one in tried if not (one.helps or one.raised or one.only_listed or _is_slower_cache(one))]
     remains = ["use more workers where cores are free"] if more_workers else []
-    note = "" if helping else why_none(lines[0], sites, hot, remains, MIN_SHARE)
+    note = "" if helping else why_none(lines[0], sites, hot, remains, MIN_SHARE, cache)
     advice = _to_merge(helping)
     advice += [PERSISTENT] if new_workers and any(one.proposal.keeps_in_worker for one in helping) else []
     covered = any(is_same_function(one.line, lines[0]) or is_below(lines[0], one, hot) for one in helping)
     if helping and not covered:
-        advice.insert(0, why_none(lines[0], sites, hot, (), MIN_SHARE))
+        advice.insert(0, why_none(lines[0], sites, hot, (), MIN_SHARE, cache))
     return Remedies(helping, note, useless, " ".join(advice))
 
 
@@ -615,9 +620,12 @@ def _parts(sample: Any) -> list[Any]:
 def indices_of(dataset: Any, sampler: Any, count: int, batch_size: int) -> list[Any]:
     """Return dataset indices on which to try: spread over the dataset, or the first ones that its sampler yields.
 
+    Successive samples are as near to each other as in the loader's epochs, since one may need what another one has
+    read. So the indices are in a random order, or whole batches of an epoch without one.
+
     Args:
         dataset: The dataset.
-        sampler: What yields its indices.
+        sampler: What yields its indices, or batches of them; None if they are 0, 1, 2 and so on.
         count: Number of samples on which to try; 0 for none. There are at least two batches more, for what is done once
             per process.
         batch_size: Number of samples in a batch.
@@ -625,10 +633,14 @@ def indices_of(dataset: Any, sampler: Any, count: int, batch_size: int) -> list[
     count = count and max(count + min(GROUP, batch_size), 3 * batch_size)
     try:
         length = len(dataset)
-        drawn = random.Random(0).sample(range(length), min(count, length))  # noqa: S311 - not the global generator
     except TypeError:  # it has no length
         taken: list[Any] = []
         for indices in itertools.islice(iter(sampler), count):
             taken += indices if isinstance(indices, (list, tuple)) else [indices]
         return taken[:count]
-    return sorted(drawn)
+    count, drawn = min(count, length), random.Random(0)  # noqa: S311 - not the global generator
+    if not isinstance(getattr(sampler, "sampler", sampler), (SequentialSampler, NoneType)):
+        return drawn.sample(range(length), count)
+    batches = [range(start, min(start + batch_size, length)) for start in range(0, length, batch_size)]
+    in_order = sorted(drawn.sample(batches, -(-count // batch_size)), key=lambda batch: batch.start)
+    return list(itertools.chain.from_iterable(in_order))[:count]

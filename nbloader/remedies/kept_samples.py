@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from typing import NamedTuple
 
 from nbloader._util.format import megabytes
 from nbloader.cache import process_cache
@@ -18,10 +19,28 @@ def calls_kept(site: Site) -> list[str]:
     return [site.text(call.func) for call in calls if site.keeps(call)]
 
 
-def keep_less(site: Site) -> str:
-    """Say what to keep in the cache of samples instead, as a clause."""
+class Held(NamedTuple):
+    """What the cache of samples holds. Trials use the same cache, so it is read before them."""
+
+    each: float = 0.0
+    """Mean size of its results, bytes; 0 if it has none."""
+    is_filled: bool = True
+    """See `is_filled`."""
+
+
+def held() -> Held:
+    """Return what the cache of samples holds now."""
     gauge = process_cache.gauge()
-    each = gauge.nbytes / gauge.entries if gauge is not None and gauge.entries else 0
+    return Held(gauge.nbytes / gauge.entries if gauge is not None and gauge.entries else 0.0, is_filled())
+
+
+def keep_less(site: Site, each: float) -> str:
+    """Say what to keep in the cache of samples instead, as a clause.
+
+    Args:
+        site: The line that takes results from it.
+        each: Mean size of its results, bytes.
+    """
     if site.facts.nbytes and each > LARGER * site.facts.nbytes:
         return (
             f"a result takes {megabytes(each)}, and a sample {megabytes(site.facts.nbytes)}. Keep the part that a "

@@ -13,7 +13,7 @@ from nbloader._util.format import clean, percent
 from nbloader.diagnose.parts import MAJORITY
 from nbloader.events.stack_samples import CodeLine
 from nbloader.metrics.hot_lines import HotLine, HotLines, blamed_line
-from nbloader.remedies.kept_samples import calls_kept, is_filled, keep_less
+from nbloader.remedies.kept_samples import Held, calls_kept, keep_less
 from nbloader.remedies.site import Site
 
 NOTABLE = 0.01
@@ -30,7 +30,9 @@ MOSTLY = 0.95
 """A share from which on it is called "nearly all"."""
 
 
-def why_none(slowest: HotLine, sites: Sequence[Site], hot: HotLines, remains: Sequence[str], min_share: float) -> str:
+def why_none(
+    slowest: HotLine, sites: Sequence[Site], hot: HotLines, remains: Sequence[str], min_share: float, cache: Held
+) -> str:
     """Say that there is no remedy for the slowest line, and what remains.
 
     Args:
@@ -39,6 +41,7 @@ def why_none(slowest: HotLine, sites: Sequence[Site], hot: HotLines, remains: Se
         hot: All lines.
         remains: What else the user can do, as clauses.
         min_share: Lines with a smaller share are not named.
+        cache: What the cache of samples held before the trials.
     """
     what = f"`{clean(slowest.source or slowest.function, SHOWN)}` ({slowest.place})"
     found = f"{hot.elsewhere} nbloader has no ready code that makes {what} faster".lstrip()
@@ -52,12 +55,13 @@ def why_none(slowest: HotLine, sites: Sequence[Site], hot: HotLines, remains: Se
         )
     if any(site.is_kept for site in here):
         return f"{found}: a cache keeps its results, so it runs once for each of them. {what_remains}".rstrip()
-    if kept and not is_filled():
+    if kept and not cache.is_filled:
         return (
             f"{found}: the cache of `{clean(kept, SHOWN)}` has few results yet. From the second epoch on, it has them."
         )
     if kept:
-        return f"{found}: it takes copies from the cache of `{clean(kept, SHOWN)}`. What remains: {keep_less(here[0])}"
+        less = keep_less(here[0], cache.each)
+        return f"{found}: it takes copies from the cache of `{clean(kept, SHOWN)}`. What remains: {less}"
     shares = _in_libraries(slowest, hot)
     most = max(shares, key=shares.__getitem__, default="")
     inside = ""

@@ -123,6 +123,11 @@ class _Counts(NamedTuple):
     nbytes: int = 0
     entries: int = 0
 
+    def later(self, begin: _Counts, end: _Counts) -> _Counts:
+        """Return the sum of this and of what was added between two moments."""
+        added = (new - old for old, new in zip(begin, end, strict=True))
+        return _Counts(*(one + more for one, more in zip(self, added, strict=True)))
+
 
 class _Made(NamedTuple):
     """What a run has produced, and what that took."""
@@ -292,8 +297,10 @@ class Trial:
         site = locate(self.line, self.roots)
         if site is None:
             raise CannotTryError("the function of the line was not found in the worker")
-        self._before = self._cached
         self._new = _swap(site, self.proposal)
+        self._before = self._cached
+        if self._before.entries:  # of the user's own cached functions, which then have the results of these samples
+            self._run(None, first, self._seed)
         begin = time.perf_counter()
         self._fill(first, self._seed)
         self._first = time.perf_counter() - begin
@@ -301,7 +308,10 @@ class Trial:
     def _run(self, new: _Swap | None, indices: Any, seed: int) -> _Made:
         rng.seed_everything(seed)
         if new is None:
-            return _measured(self.produce, indices)
+            before = self._cached
+            made = _measured(self.produce, indices)
+            self._before = self._before.later(before, self._cached)  # what the user's own functions keep
+            return made
         self._made[id(indices)] = len(indices)
         try:
             with new.in_place(), warnings.catch_warnings():

@@ -63,8 +63,8 @@ class FloatInWorkers:
             return []
         edits = [Edit(step.node, step.source) for step in steps]
         torch = site.module("torch", "torch")
-        why = "Each sample is converted to floating point in its worker, and sent with four times the bytes."
-        instead = "Send the bytes, and convert the batch in the loop: on a GPU that takes next to no time."
+        why = "Each sample is converted to floating point in its worker, and sent as larger numbers."
+        instead = "Send them as they are, and convert the batch in the loop: on a GPU that takes next to no time."
         certain = bool(dtype) and any(operator == "/" for operator, _operand in calculations)
         proposals = {}
         shapes = ("", ".view(-1, 1, 1)")

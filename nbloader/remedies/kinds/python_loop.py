@@ -16,9 +16,9 @@ from nbloader.remedies.vectorize import (
     vectorized_loop,
 )
 
-WHY = "This loop computes one number at a time, in Python."
+WHY = "This loop takes many small steps, each of them in Python."
 INSTEAD = "Let NumPy compute the whole array at once."
-BITS = " Integers then have 64 bits, so larger results would be wrong."
+BITS = " Its integers have 64 bits: larger results would be wrong."
 SHORT = "Compute the whole array with NumPy instead of a Python loop"
 COMPILE = (
     "Compile it with Numba. The first call takes seconds. Make one sample or batch in the notebook before the loop, "
