@@ -137,6 +137,13 @@ SAME = {
     "tensor with dtype": (
         "array-to-tensor", "import torch\ndef f(p):\n    return torch.tensor([1, 2], dtype=torch.float64)", (),
     ),
+    "tensor of a type": (
+        "array-to-tensor",
+        "import torch\ndef f(p):\n    return torch.LongTensor([1, 2**40]), {'mask': torch.BoolTensor([1, 0])}", (),
+    ),
+    "tensor of an array of its type": (
+        "array-to-tensor", "import torch, numpy as np\ndef f(p):\n    return torch.FloatTensor(np.ones(3, 'f'))", (),
+    ),
     "deepcopy": ("deep-copy", "from copy import deepcopy\ndef f(p):\n    return deepcopy({'a': [1, 2]})", ()),
     "print": ("printing", "def f(p):\n    for k in range(2):\n        print('é', k)\n    return k", ()),
     "row": (
@@ -2942,7 +2949,7 @@ def test_a_change_that_is_far_slower_is_not_tried_on_all_samples(monkeypatch):
     assert re.match(
         r"nbloader has no ready code that makes `Quick.__getitem__` \(here:1\) faster\. What remains: use more workers "
         r"where cores are free\.\n\n"
-        r"Tried without gain: Sleep for each sample \(here:1\): 0\.00x\.$",
+        r"Tried, not proposed: Sleep for each sample \(here:1\): 0\.00x\.$",
         repr(found),
     )
 
@@ -3244,7 +3251,7 @@ def test_remedies_that_replace_the_same_code_are_alternatives():
     assert choice.startswith("Choose one of the next two: they replace the same code")
     assert each == [str(one) for one in remedies]
     assert tried == (
-        "Tried without gain: Do e (here:1): 1.02x. Do f (here:1): 2.00x, other values. "
+        "Tried, not proposed: Do e (here:1): 1.02x. Do f (here:1): 2.00x, other values. "
         "Not tried: Do h (here:1): it takes 9 GB of memory."
     )
     assert repr(Remedies((), "", [result("e", 0.4), result("e", 0.3)])).count("Do e") == 1, "one line, one remedy"
@@ -3464,7 +3471,7 @@ def test_a_remedy_that_does_not_speed_up_the_loop_is_left_out(speedup, low, high
     assert found.helps == helps
     assert result("a", 2.0, prediction=predicted).helps, "of short epochs, the prediction says little"
     if not helps:
-        text = f"Tried without gain: Do a (here:1): 1.30x, loop {speedup:.2f}x ({low:.2f} to {high:.2f})."
+        text = f"Tried, not proposed: Do a (here:1): 1.30x, loop {speedup:.2f}x ({low:.2f} to {high:.2f})."
         assert repr(Remedies((), "", [found])) == text
 
 
@@ -3770,6 +3777,42 @@ def test_a_list_is_not_converted_to_floats_that_become_integers(tmp_path, result
         tmp_path, f"import torch\ndef f(values, out=None):\n    x = torch.tensor(values)\n    {result}\n"
     )
     assert any("float32" in one.code for one in proposals("array-to-tensor", function)) == are_floats
+
+
+def test_tensors_of_a_type_are_made_by_numpy_on_all_lines_but_not_those_of_a_size(tmp_path):
+    function = defined(
+        tmp_path,
+        """\
+        import torch
+        def f(ids, n):
+            empty = torch.FloatTensor(n, 2), torch.LongTensor()
+            x = torch.LongTensor(ids)
+            return x, torch.DoubleTensor([0.5, 1.5])
+        """,
+    )
+    (found,) = changes("array-to-tensor", function)
+    assert found.helper == "import numpy as np"
+    assert "torch.FloatTensor(n, 2), torch.LongTensor()\n" in found.code
+    x, floats = rewritten(function, found)([1, 2], 2)
+    assert (x.tolist(), x.dtype, floats.tolist(), floats.dtype) == ([1, 2], torch.int64, [0.5, 1.5], torch.float64)
+
+
+def test_a_module_that_pasted_code_imports_below_is_imported_again_above(tmp_path):
+    source = """\
+        def f(path):
+            with open(path) as file:
+                return len(file.read().split())
+
+        import nbloader
+
+        @nbloader.cached
+        def g(path):
+            return path
+        """
+    function = defined(tmp_path, source)
+    assert site_of(function, line_of(function, 1), Facts()).module("nbloader", "nbloader").helper == "import nbloader"
+    first = defined(tmp_path, "import nbloader as nb\n" + textwrap.dedent(source))
+    assert site_of(first, line_of(first, 1), Facts()).module("nbloader", "nbloader") == ("nb", "")
 
 
 @pytest.mark.parametrize(

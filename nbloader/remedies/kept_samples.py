@@ -11,6 +11,8 @@ from nbloader.remedies.site import Site
 
 LARGER = 2
 """Results that are at least so many times as large as a sample are called large."""
+PAGE = 4096
+"""Each result takes a multiple of so many bytes."""
 
 
 def calls_kept(site: Site) -> list[str]:
@@ -41,12 +43,12 @@ def keep_less(site: Site, each: float) -> str:
         site: The line that takes results from it.
         each: Mean size of its results, bytes.
     """
-    if site.facts.nbytes and each > LARGER * site.facts.nbytes:
+    if site.facts.nbytes and each > LARGER * max(site.facts.nbytes, PAGE):
         return (
             f"a result takes {megabytes(each)}, and a sample {megabytes(site.facts.nbytes)}. Keep the part that a "
             "sample needs, or uint8 instead of float32."
         )
-    return "keep arrays instead of Python objects, such as rows of a table, or keep what is computed from them."
+    return "keep what is computed from them instead, as arrays."
 
 
 def is_filled() -> bool:

@@ -369,7 +369,7 @@ class Remedies(Sequence[RemedyResult]):
         """What was tried without gain, and what could not be tried, as sentences."""
         texts = []
         for head, found in (
-            ("Tried without gain", [one for one in self._without_gain if not one.problem]),
+            ("Tried, not proposed", [one for one in self._without_gain if not one.problem]),
             ("Not tried", [one for one in self._without_gain if one.problem]),
         ):
             told = [f"{one.proposal.short} ({one.line.place}): {one.outcome()}" for one in found]

@@ -12,6 +12,8 @@ import ast
 import builtins
 import functools
 import inspect
+import linecache
+import re
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -205,7 +207,7 @@ class Site:
         return [name for name in dict.fromkeys(names) if name in own and name not in bound]
 
     def module(self, module: str, name: str) -> Imported:
-        """Return how to refer to a module.
+        """Return how to refer to a module, before the function.
 
         Args:
             module: Such as "numpy".
@@ -213,8 +215,16 @@ class Site:
         """
         for key, value in self.function.__globals__.items():
             if isinstance(value, ModuleType) and value.__name__ == module:
-                return Imported(key, "")
-        return Imported(name, f"import {module}" if module == name else f"import {module} as {name}")
+                return Imported(key, "" if self._is_imported_before(key) else _import(module, key))
+        return Imported(name, _import(module, name))
+
+    def _is_imported_before(self, name: str) -> bool:
+        """Whether a global name is not imported only after the function, as by code that was pasted there."""
+        code = self.function.__code__
+        statement = re.compile(rf"(?:import|from)\b.*\b{re.escape(name)}\b")
+        lines = linecache.getlines(code.co_filename)
+        imports = [number for number, line in enumerate(lines, 1) if statement.match(line)]
+        return not imports or imports[0] < code.co_firstlineno
 
     def size(self, node: ast.expr) -> tuple[int, int] | None:
         """Return the value of a constant (width, height), also if it is a global variable; None if it is not known."""
@@ -292,6 +302,10 @@ class Site:
         first, last = part
         rest = starts[-1] - starts[(last.end_lineno or last.lineno) - 1] - (last.end_col_offset or 0)
         return data[starts[first.lineno - 1] + first.col_offset : len(data) - rest].decode()
+
+
+def _import(module: str, name: str) -> str:
+    return f"import {module}" if module == name else f"import {module} as {name}"
 
 
 def constant_of(node: ast.expr) -> Any:

@@ -26,8 +26,8 @@ def _sentence(e: Evidence) -> str:
 
 def _remedy(_e: Evidence) -> Remedy:
     return Remedy(
-        "Use one thread per worker: call cv2.setNumThreads(0) in worker_init_fn for OpenCV. For linear algebra, "
-        "loader.remedies() has the code.",
+        "Use one thread per worker: loader.remedies() has the code for linear algebra. For OpenCV, call "
+        "cv2.setNumThreads(0) in worker_init_fn.",
         more_workers=False,
     )
 

@@ -1,4 +1,4 @@
-"""`torch.tensor` of an array or a list: a copy, or a conversion of each number."""
+"""`torch.tensor` or `torch.LongTensor` of an array or a list: a copy, or a conversion of each number."""
 
 from __future__ import annotations
 
@@ -11,6 +11,17 @@ WHY = "torch.tensor copies an array, and converts a list number by number."
 CONVERTS = frozenset({"double", "int", "long", "short", "to", "type", "type_as"})
 """Methods of tensors that change their type."""
 SHORT = "Replace torch.tensor with torch.as_tensor of a NumPy array"
+TYPES = {
+    "torch.FloatTensor": "float32",
+    "torch.DoubleTensor": "float64",
+    "torch.ByteTensor": "uint8",
+    "torch.IntTensor": "int32",
+    "torch.LongTensor": "int64",
+    "torch.BoolTensor": "bool_",
+}
+"""NumPy's types of the tensors that torch makes of a list."""
+TYPED = "{} converts a list number by number."
+SHORT_TYPED = "Replace {} with torch.as_tensor of a NumPy array"
 
 
 class ArrayToTensor:
@@ -22,7 +33,7 @@ class ArrayToTensor:
         """See `Remedy`."""
         calls = [call for call in site.calls("torch.tensor") if call.args]
         if not calls:
-            return []
+            return _typed(site)
         np = site.module("numpy", "np")
         shared = _proposal(
             site, "Use torch.as_tensor, which shares the memory of an array.", dict.fromkeys(calls, "{}")
@@ -36,6 +47,29 @@ class ArrayToTensor:
             }
             proposals.append(_proposal(site, instead, arrays)._replace(helper=np.helper))
         return proposals
+
+
+def _typed(site: Site) -> list[Proposal]:
+    """Propose to let NumPy convert what tensors of a type are made of, on all lines of the function."""
+    found = {
+        call: kind for kind in TYPES for call in site.calls(kind, anywhere=True)
+        if len(call.args) == 1 and not (call.keywords or isinstance(call.args[0], ast.Starred))
+    }  # fmt: skip
+    here = next((found[node] for node in site.nodes if isinstance(node, ast.Call) and node in found), "")
+    if not here:
+        return []
+    np, torch = site.module("numpy", "np"), site.module("torch", "torch")
+    edits = [
+        Edit(call, f"{torch.name}.as_tensor({np.name}.asarray({site.text(call.args[0])}, {np.name}.{TYPES[kind]}))")
+        for call, kind in found.items()
+    ]
+    helper = "\n".join(filter(None, [np.helper, torch.helper]))
+    return [
+        Proposal(
+            TYPED.format(here), "Let NumPy convert it.", site.rewritten(*edits), helper, must_be_equal=True,
+            short=SHORT_TYPED.format(here),
+        )
+    ]  # fmt: skip
 
 
 def _proposal(site: Site, instead: str, arrays: dict[ast.Call, str]) -> Proposal:
