@@ -3058,7 +3058,7 @@ def test_a_call_of_a_cached_function_is_no_reason_to_cache_it(keeps, tmp_path):
     hot = HotLines(lines=(line_of(function, 1),), samples=100)
     data = types.SimpleNamespace(function=function)
     found = search(hot, Samples(data, None, (), False), None, None, more_workers=False)
-    assert ("What remains: keep arrays instead of Python objects" in repr(found)) == keeps
+    assert ("What remains: keep what is computed from them" in repr(found)) == keeps
     collated = search(hot, Samples(Quick(), function, (), False), None, None, more_workers=False)
     assert ("What remains" in repr(collated)) == keeps
     assert ("from the cache of `kept`" in repr(collated)) == keeps

@@ -19,10 +19,12 @@ from torch.utils.data import SequentialSampler
 
 from nbloader._platform import available_memory
 from nbloader._util.format import megabytes
+from nbloader.batch.torch_collate import default_function
 from nbloader.cache.sample_cache import MEMORY_SHARE
 from nbloader.diagnose.what_if import Prediction
 from nbloader.diagnose.without_line import LineTime
 from nbloader.errors import LoaderTimeoutError, NbloaderError
+from nbloader.loader import all_samples
 from nbloader.metrics.hot_lines import HotLine, HotLines
 from nbloader.remedies.calls import measure_calls
 from nbloader.remedies.changed_lines import changed_lines
@@ -38,7 +40,7 @@ from nbloader.remedies.results import CLEAR_GAIN, EXACT, Remedies, RemedyResult,
 from nbloader.remedies.site import NO_FACTS, Facts, Site, locate, replaceable
 from nbloader.remedies.stacks import CachedCode, calling, is_below, is_same_function, looping, whole_lines
 from nbloader.remedies.threads import blas_threads, opencv_threads
-from nbloader.remedies.trial import FAR_SLOWER, LATE, Cost, Kept, Measured, Trial
+from nbloader.remedies.trial import FAR_SLOWER, LATE, NOTHING_KEPT, Cost, Kept, Measured, Trial
 from nbloader.workers.worker_info import ProcessContext, get_worker_info
 
 log = logging.getLogger(__name__)
@@ -61,6 +63,8 @@ PERSISTENT = (
     "Set persistent_workers=True as well: the workers of each epoch are new ones, and would compute or "
     "compile again what is kept once per worker."
 )
+ENOUGH = 10
+"""If another remedy gains as much, the loop hardly waits for samples any more, and not all need be made once."""
 PRECISION = 0.1
 """Relative error of what a sample takes with the rewritten code, as a trial measures it."""
 TRIAL_SECONDS = 10.0
@@ -335,6 +339,8 @@ def search(
                 tried.append(_predicted(one, hot, predict, samples.collating))
     helping = without_lesser(sorted((one for one in tried if one.helps), key=_rank))
     helping = [one for one in helping if not any(_is_enough(other, one, hot) for other in helping)]
+    rows = _made_once(lines[0], samples, run, end, helping)
+    helping = _with_rows([_predicted(one, hot, predict, samples.collating) for one in rows], helping)
     for one in tried:
         if one.raised:
             log.debug("the remedy %s for %s: %s", one.name, one.line.place, one.problem)
@@ -343,10 +349,52 @@ def search(
     note = "" if helping else why_none(lines[0], sites, hot, remains, MIN_SHARE, cache)
     advice = _to_merge(helping)
     advice += [PERSISTENT] if new_workers and any(one.proposal.keeps_in_worker for one in helping) else []
-    covered = any(is_same_function(one.line, lines[0]) or is_below(lines[0], one, hot) for one in helping)
-    if helping and not covered:
+    if helping and not any(_covers(one, lines[0], hot) for one in helping):
         advice.insert(0, why_none(lines[0], sites, hot, (), MIN_SHARE, cache))
     return Remedies(helping, note, useless, " ".join(advice))
+
+
+def _made_once(
+    line: HotLine, samples: Samples, run: Run, end: float, others: Sequence[RemedyResult]
+) -> list[RemedyResult]:
+    """Measure what samples take as rows of tensors. Return nothing if they cannot be, or do not fit into memory.
+
+    Args:
+        line: The slowest line.
+        samples: The samples on which to try.
+        run: See `Run`.
+        end: No measurement begins later, perf_counter seconds.
+        others: Other remedies.
+    """
+    indices, facts, available = samples.indices, samples.facts, available_memory()
+    if not indices or samples.iterable or samples.collate_fn is not default_function(batched=True):
+        return []
+    if not facts.seconds or time.perf_counter() >= end or any(one.gain >= ENOUGH for one in others):
+        return []
+    if available is not None and facts.samples * facts.nbytes > available / MEMORY_SHARE:
+        return []
+    some = indices[: max(2, round(TRIAL_SECONDS / (2 * facts.seconds)))]
+    try:
+        (measured,) = run(all_samples.AllSamples(Produce(samples), some))
+    except Exception:  # of a worker that died
+        log.debug("all samples could not be made once", exc_info=True)
+        return []
+    if measured is None:
+        return []
+    proposal = all_samples.proposal(measured.kept.nbytes / measured.samples * facts.samples)
+    found = summed(line, all_samples.NAME, proposal, [measured])
+    return [replace(found, cached=NOTHING_KEPT, workers=samples.workers)]
+
+
+def _with_rows(rows: list[RemedyResult], others: list[RemedyResult]) -> list[RemedyResult]:
+    """Put before other remedies that all samples are made once, if that gains clearly more than each of them."""
+    far_better = [one for one in rows if one.helps and all(one.gain >= CLEAR_GAIN * other.gain for other in others)]
+    return [*far_better, *others]
+
+
+def _covers(found: RemedyResult, line: HotLine, hot: HotLines) -> bool:
+    """Whether a remedy replaces the function of a line, or what calls it."""
+    return found.name == all_samples.NAME or is_same_function(found.line, line) or is_below(line, found, hot)
 
 
 def _to_merge(helping: Sequence[RemedyResult]) -> list[str]:

@@ -129,7 +129,7 @@ class _Counts(NamedTuple):
         return _Counts(*(one + more for one, more in zip(self, added, strict=True)))
 
 
-class _Made(NamedTuple):
+class Made(NamedTuple):
     """What a run has produced, and what that took."""
 
     cost: Cost
@@ -174,7 +174,7 @@ class Trial:
     _measured: list[Measured] | None = field(default_factory=list, init=False, repr=False)
     """None after the last measurement."""
     _new: _Swap | None = field(default=None, init=False, repr=False)
-    _usual: dict[int, _Made] = field(default_factory=dict, init=False, repr=False)
+    _usual: dict[int, Made] = field(default_factory=dict, init=False, repr=False)
     """By position: what the present code has produced, if the rewritten code changes the process for good."""
     _before: _Counts = field(default=_Counts(), init=False, repr=False)
     """The contents of the cache of samples before the trial."""
@@ -305,18 +305,18 @@ class Trial:
         self._fill(first, self._seed)
         self._first = time.perf_counter() - begin
 
-    def _run(self, new: _Swap | None, indices: Any, seed: int) -> _Made:
+    def _run(self, new: _Swap | None, indices: Any, seed: int) -> Made:
         rng.seed_everything(seed)
         if new is None:
             before = self._cached
-            made = _measured(self.produce, indices)
+            made = timed(self.produce, indices)
             self._before = self._before.later(before, self._cached)  # what the user's own functions keep
             return made
         self._made[id(indices)] = len(indices)
         try:
             with new.in_place(), warnings.catch_warnings():
                 warnings.filterwarnings("error", READ_ONLY)  # a tensor that shares its memory could be written to
-                return _measured(self.produce, indices)
+                return timed(self.produce, indices)
         except Exception as error:
             raise CannotTryError(f"{RAISES}{type(error).__name__}: {error}") from error
 
@@ -395,12 +395,13 @@ def _globals(swap: _Swap | None) -> dict[str, Any]:
     return getattr(function, "__globals__", {})
 
 
-def _measured(produce: Callable[[Any], Any], indices: Any) -> _Made:
+def timed(produce: Callable[[Any], Any], indices: Any) -> Made:
+    """Produce samples, and measure what that takes. For the argument, see `Trial`."""
     cpu, begin = time.process_time(), time.perf_counter()
     made = produce(indices)
     elapsed, computing = time.perf_counter() - begin, time.process_time() - cpu
     collating = min(elapsed, getattr(produce, "collating", 0.0))
-    return _Made(Cost(computing, max(0.0, elapsed - computing), collating), made)
+    return Made(Cost(computing, max(0.0, elapsed - computing), collating), made)
 
 
 def code_of(function: FunctionType, proposal: Proposal) -> CodeType:

@@ -639,7 +639,7 @@ def run(loader: Loader, folder: Path) -> Row:
             right = getattr(dataset, "line", "img.convert|decoder.decode|self.load()|im.resize")
             row.line_is_right = any(part in row.line for part in right.split("|")) if right else None
             print(f"\n== {loader.name}\n{stats.verdict}\n{found!r}", flush=True)
-            first = found[0] if found and found[0].samples else None
+            first = next((one for one in found if one.proposal.code and one.samples), None)  # what rewrites a function
             change = setting(stats)
             if change is None or (first is not None and first.gain > (change.predicted or 1.0)):
                 change = None if first is None else applied(first, watched)
