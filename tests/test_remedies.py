@@ -3335,6 +3335,8 @@ def test_what_all_samples_share_is_offered_beside_a_cache_of_each():
     listed = Remedies([each, shared])
     assert [one.name for one in listed] == ["shared", "each"], "what gains at once comes first"
     assert repr(listed).startswith("Begin with one of the next two")
+    far_better = replace(each, before=Cost(25.0, 0.0))
+    assert [one.name for one in Remedies([far_better, shared])] == ["each", "shared"], "unless it gains far more later"
 
 
 @pytest.mark.parametrize(("samples", "per_file"), [(1000, 100), (1000, 20), (100, 2), (200, 3), (30, 5), (500, 1)])

@@ -42,6 +42,8 @@ CLEAR_GAIN = 1.5
 """A remedy whose samples gain as much is shown whatever is predicted for the loop."""
 MIN_SAVED = 5e-6
 """Smallest gain per sample, seconds. Less is within the precision of a trial."""
+LATER_WINS = 5
+"""A cache that gains only from the second epoch on comes first if it gains so many times as much as another cache."""
 MANY = 10
 """If at least so many samples share each result of a cache, the first epoch gains, too."""
 SHARED = 1.5
@@ -380,7 +382,8 @@ class Remedies(Sequence[RemedyResult]):
 def alternatives(results: Sequence[RemedyResult]) -> list[list[RemedyResult]]:
     """Return the remedies in groups, of each of which only one can be chosen, in the order of their best ones.
 
-    In a group, what clearly gains in the first epoch comes before a cache, which can be added afterwards.
+    In a group, what clearly gains in the first epoch comes before a cache, which can be added afterwards. A cache of the
+    same code cannot, so the one that gains far more comes first.
     """
     groups: list[list[RemedyResult]] = []
     for one in results:
@@ -389,11 +392,14 @@ def alternatives(results: Sequence[RemedyResult]) -> list[list[RemedyResult]]:
             groups.append([one])
         else:
             group.append(one)
-    return [sorted(group, key=_waits) for group in groups]
+    return [sorted(group, key=lambda one: _waits(one, group)) for group in groups]
 
 
-def _waits(one: RemedyResult) -> bool:
+def _waits(one: RemedyResult, group: Sequence[RemedyResult]) -> bool:
     """Whether a remedy gains little or nothing in the first epoch, or changes the samples."""
+    at_once = [other.gain for other in group if other.proposal.saves == "later" and not other.gains_later]
+    if one.gains_later and at_once and len(group) == 1 + len(at_once):  # there are only caches
+        return one.gain < LATER_WINS * max(at_once)
     return one.gains_later or one.gain < CLEAR_GAIN or not one.difference.equal
 
 
