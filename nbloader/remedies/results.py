@@ -382,8 +382,8 @@ class Remedies(Sequence[RemedyResult]):
 def alternatives(results: Sequence[RemedyResult]) -> list[list[RemedyResult]]:
     """Return the remedies in groups, of each of which only one can be chosen, in the order of their best ones.
 
-    In a group, what clearly gains in the first epoch comes before a cache, which can be added afterwards. A cache of the
-    same code cannot, so the one that gains far more comes first.
+    In a group, what clearly gains in the first epoch comes before a cache, which can be added afterwards. To another
+    cache it cannot, so the one that gains far more comes first.
     """
     groups: list[list[RemedyResult]] = []
     for one in results:
