@@ -375,14 +375,13 @@ def _made_once(
         return []
     some = indices[: max(2, round(TRIAL_SECONDS / (2 * facts.seconds)))]
     try:
-        (measured,) = run(all_samples.AllSamples(Produce(samples), some))
+        (made,) = run(all_samples.AllSamples(Produce(samples), some))
     except Exception:  # of a worker that died
         log.debug("all samples could not be made once", exc_info=True)
         return []
-    if measured is None:
+    if made is None:
         return []
-    proposal = all_samples.proposal(measured.kept.nbytes / measured.samples * facts.samples)
-    found = summed(line, all_samples.NAME, proposal, [measured])
+    found = summed(line, all_samples.NAME, made.proposal(facts.samples), [made.measured])
     return [replace(found, cached=NOTHING_KEPT, workers=samples.workers)]
 
 
