@@ -247,7 +247,7 @@ class Trial:
         return Measured(
             len(indices), usual.cost, made.cost, apart, "", loop, pictures, self._kept(), tuple(self._parts), filling,
             filled,
-            self._once(len(first), (usual if self.proposal.saves == "later" else made).cost.seconds / len(indices)),
+            self._once(len(first), (filling or made.cost).seconds / len(indices)),
         )  # fmt: skip
 
     @property
@@ -301,9 +301,8 @@ class Trial:
         self._before = self._cached
         if self._before.entries:  # of the user's own cached functions, which then have the results of these samples
             self._run(None, first, self._seed)
-        begin = time.perf_counter()
-        self._fill(first, self._seed)
-        self._first = time.perf_counter() - begin
+        filling, _calls = self._fill(first, self._seed)
+        self._first = filling.seconds
 
     def _run(self, new: _Swap | None, indices: Any, seed: int) -> Made:
         rng.seed_everything(seed)
