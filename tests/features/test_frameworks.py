@@ -236,6 +236,7 @@ def test_the_guides_subclass_gives_hugging_faces_trainer_this_loader(tmp_path, c
     assert (inside.num_workers, inside.prefetch_factor) == (2, 3)
     assert len(delivered(inside)) == 2 * 12
     assert type(trainer.get_eval_dataloader().base_dataloader) is DataLoader
+    assert type(trainer.get_test_dataloader(Rows(6)).base_dataloader) is DataLoader
     inside.close()
 
 
