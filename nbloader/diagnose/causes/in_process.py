@@ -10,6 +10,10 @@ from nbloader.diagnose.work import CONTENDED, Work, split_work
 from nbloader.metrics.evidence import Evidence, Place
 
 
+SENT_MS = 0.1
+"""What it takes at least to get a batch from a worker, ms."""
+
+
 def _sentence(e: Evidence) -> str:
     queued = split_work(e).fetching.queued
     core = f", {percent(queued)} waiting for a core" if queued >= CONTENDED else ""
@@ -35,6 +39,8 @@ def _one_core(e: Evidence) -> bool:
 
 def _remedy(e: Evidence) -> Remedy:
     computing = _larger_part(e)
+    if e.fetch_ms + e.collate_ms < SENT_MS:
+        return Remedy("Use larger batches: to send such a small one, a worker takes longer.", more_workers=False)
     if _one_core(e):
         return Remedy(f"{cheaper_line(e)}.", more_workers=False)
     if computing.queued >= CONTENDED and computing.queued > computing.waiting:
