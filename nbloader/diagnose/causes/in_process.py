@@ -9,7 +9,6 @@ from nbloader.diagnose.phrases import cheaper_line, cpu_share, free_cores, milli
 from nbloader.diagnose.work import CONTENDED, Work, split_work
 from nbloader.metrics.evidence import Evidence, Place
 
-
 SENT_MS = 0.1
 """What it takes at least to get a batch from a worker, ms."""
 
