@@ -3493,8 +3493,8 @@ def test_a_remedy_whose_code_raises_is_logged_and_not_shown(archive, monkeypatch
     monkeypatch.setattr("nbloader.loader.remedy_search.REMEDIES", (Broken(),))
     with nbloader.DataLoader(archive, batch_size=8, num_workers=1) as loader:
         found = profiled(loader).remedies(samples=5)
-    assert not found
-    assert "Tried" not in repr(found)
+    assert "broken" not in [one.name for one in found]
+    assert "Tried, not" not in repr(found)
     assert "the rewritten code raises IndexError" in caplog.text
 
 
@@ -3597,7 +3597,7 @@ def test_a_worker_that_dies_in_a_trial_ends_only_the_trial(archive, monkeypatch)
 
     monkeypatch.setattr("nbloader.loader.remedy_search.REMEDIES", (Deadly(),))
     with nbloader.DataLoader(archive, batch_size=8, num_workers=1) as loader:
-        (only,) = profiled(loader).remedies(samples=5)
+        (only,) = [one for one in profiled(loader).remedies(samples=5) if one.name != "all-samples"]
         assert "exit" in only.problem
         assert sum(len(batch) for batch in loader) == 200
 
@@ -3781,22 +3781,32 @@ def test_a_list_is_not_converted_to_floats_that_become_integers(tmp_path, result
     assert any("float32" in one.code for one in proposals("array-to-tensor", function)) == are_floats
 
 
-def test_tensors_of_a_type_are_made_by_numpy_on_all_lines_but_not_those_of_a_size(tmp_path):
+def test_tensors_of_a_type_are_made_by_numpy_but_not_those_of_a_size_or_inside_of_others(tmp_path):
     function = defined(
         tmp_path,
         """\
         import torch
         def f(ids, n):
             empty = torch.FloatTensor(n, 2), torch.LongTensor()
-            x = torch.LongTensor(ids)
-            return x, torch.DoubleTensor([0.5, 1.5])
+            size = torch.FloatTensor(n)
+            return (torch.LongTensor(ids),
+                    torch.DoubleTensor(torch.DoubleTensor([0.5, 1.5]).tolist()))
         """,
     )
-    (found,) = changes("array-to-tensor", function)
+    of_size, found = changes("array-to-tensor", function)
+    assert "np.asarray(n, np.float32)" in of_size.code, "the trial shows that it is none"
     assert found.helper == "import numpy as np"
-    assert "torch.FloatTensor(n, 2), torch.LongTensor()\n" in found.code
+    assert "torch.FloatTensor(n, 2), torch.LongTensor()\n    size = torch.FloatTensor(n)\n" in found.code
     x, floats = rewritten(function, found)([1, 2], 2)
     assert (x.tolist(), x.dtype, floats.tolist(), floats.dtype) == ([1, 2], torch.int64, [0.5, 1.5], torch.float64)
+
+
+def test_a_tensor_of_a_type_is_a_copy(tmp_path):
+    function = defined(tmp_path, "import torch\ndef f(x):\n    return torch.FloatTensor(x).mul_(2)")
+    (found,) = changes("array-to-tensor", function)
+    values = np.ones(3, np.float32)
+    assert rewritten(function, found)(values).tolist() == [2, 2, 2]
+    assert values.tolist() == [1, 1, 1]
 
 
 def test_a_module_that_pasted_code_imports_below_is_imported_again_above(tmp_path):

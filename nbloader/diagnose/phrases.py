@@ -108,7 +108,7 @@ def line_of(line: SlowLine | None, time: str) -> str:
     if line is None:
         return ""
     source, place = clean(line.source, SOURCE), clean(line.place, SOURCE)
-    vain = ", and none of {:,} cached calls in this epoch found a result of the epoch before" if line.missed else ""
+    vain = ", and none of {:,} cached calls in this epoch found an earlier result" if line.missed else ""
     return f" {percent(line.share)} of {time} is spent in `{source}` ({place}){vain.format(line.missed)}."
 
 

@@ -7,6 +7,7 @@ from nbloader.events.gauges import CacheGauge
 EXPECTED = 10
 """Calls are said to find nothing if this many of them would find a result, had all had the arguments of an earlier one.
 Their chance to miss them all is e to the minus `EXPECTED`."""
+NO_CACHE = CacheGauge(0, 0, 0, 0, 0, 0, 0, 0.0, "")
 
 
 class CacheUse:
@@ -16,8 +17,12 @@ class CacheUse:
     """
 
     def __init__(self) -> None:
-        self._before: CacheGauge | None = None
+        self._before: CacheGauge = NO_CACHE
         """The cache when the newest epoch began."""
+        self._after: CacheGauge | None = None
+        """The cache when it ended; None until then."""
+        self._earlier: CacheGauge = NO_CACHE
+        """The cache when the epoch before began."""
         self._repeats = False
         """Whether the epoch before was complete, with the same code, so that every sample was computed before."""
         self._complete = False
@@ -25,11 +30,12 @@ class CacheUse:
 
     def epoch_began(self, cache: CacheGauge | None) -> None:
         """Note what is in the cache."""
-        self._before = cache
+        self._earlier, self._before, self._after = self._before, cache or NO_CACHE, None
         self._repeats, self._complete = self._complete, False
 
-    def epoch_ended(self, reason: str) -> None:
-        """Note whether the loop has seen all samples. For the argument, see `EpochEnded`."""
+    def epoch_ended(self, reason: str, cache: CacheGauge | None) -> None:
+        """Note what is in the cache, and whether the loop has seen all samples. For the reason, see `EpochEnded`."""
+        self._after = cache
         self._complete = reason == "exhausted"
 
     def code_changed(self) -> None:
@@ -42,9 +48,7 @@ class CacheUse:
         Args:
             cache: The cache now.
         """
-        if cache is None:
-            return 0
-        return cache.hits - (0 if self._before is None else self._before.hits)
+        return (self._after or cache or self._before).hits - self._before.hits
 
     def missed(self, cache: CacheGauge | None) -> int:
         """Return the number of misses in the newest epoch if there are too many for chance and no hit; else 0.
@@ -52,9 +56,9 @@ class CacheUse:
         Args:
             cache: The cache now.
         """
-        before = self._before
-        if cache is None or before is None or not self._repeats or self.hits(cache):
+        if not self._repeats or self.hits(cache):
             return 0
-        misses = cache.misses - before.misses
-        is_sure = misses * before.entries >= EXPECTED * (before.hits + before.misses) > 0
-        return misses if is_sure else 0
+        before, earlier = self._before, self._earlier
+        misses = (self._after or cache or before).misses - before.misses
+        computed, kept = before.misses - earlier.misses, before.entries - earlier.entries
+        return misses if misses * kept >= EXPECTED * computed > 0 else 0

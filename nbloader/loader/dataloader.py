@@ -978,7 +978,16 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """
         if samples < 0:
             raise ValueError(f"samples must be at least 0, not {samples}")
-        from nbloader.loader.remedy_search import SEARCH_SECONDS, AsWorker, Samples, Scout, as_it_is, no_bar, search
+        from nbloader.loader.remedy_search import (
+            SEARCH_SECONDS,
+            AsWorker,
+            Samples,
+            Scout,
+            as_it_is,
+            draws_all,
+            no_bar,
+            search,
+        )
         from nbloader.report.progress import trial_bar
 
         prepare = AsWorker(self.dataset, self.worker_init_fn if self.num_workers else None)
@@ -1001,6 +1010,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         tried = tried._replace(
             workers=0 if placement.accelerator_type() else max(1, self.num_workers),
             collating=self._parts.monitor.collating,
+            all_drawn=self.worker_init_fn is None and draws_all(self._index_sampler, self.dataset),
         )
         hot = self.hot_lines()
         if samples and hot.lines:

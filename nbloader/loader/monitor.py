@@ -143,7 +143,7 @@ class Monitor:
             self.lines.epoch_began(event.epoch)
         elif isinstance(event, EpochEnded):
             self._usage.end_epoch()
-            self._cache_use.epoch_ended(event.reason)
+            self._cache_use.epoch_ended(event.reason, process_cache.gauge())
             self.lines.epoch_ended(event.epoch)
         elif isinstance(event, LoaderClosed):
             self.lines.loader_closed()

@@ -137,6 +137,8 @@ class Samples(NamedTuple):
     """Share of the workers' time in which they collate, in the loader's epochs."""
     workers: int = 0
     """Number of workers if the loop computes on the CPU; 0 if it has an accelerator."""
+    all_drawn: bool = True
+    """Whether each epoch has all samples, and workers make them without a function of the user that comes first."""
 
 
 def as_it_is(item: Any) -> Any:
@@ -367,16 +369,17 @@ def _made_once(
         others: Other remedies.
     """
     indices, facts, available = samples.indices, samples.facts, available_memory()
-    if not indices or samples.iterable or samples.collate_fn is not default_function(batched=True):
+    is_usual = samples.all_drawn and samples.collate_fn is default_function(batched=True) and not samples.iterable
+    fits = available is None or facts.samples * facts.nbytes <= available / MEMORY_SHARE
+    if not (is_usual and facts.samples and facts.seconds and fits) or any(one.gain >= ENOUGH for one in others):
         return []
-    if not facts.seconds or time.perf_counter() >= end or any(one.gain >= ENOUGH for one in others):
+    some = indices[: round(TRIAL_SECONDS / (2 * facts.seconds))]
+    if len(some) < all_samples.ENOUGH_SAMPLES or time.perf_counter() >= end:
         return []
-    if available is not None and facts.samples * facts.nbytes > available / MEMORY_SHARE:
-        return []
-    some = indices[: max(2, round(TRIAL_SECONDS / (2 * facts.seconds)))]
+    limit = PATIENCE + FAR_SLOWER * TRIAL_SECONDS
     try:
-        (made,) = run(all_samples.AllSamples(Produce(samples), some))
-    except Exception:  # of a worker that died
+        (made,) = run(all_samples.AllSamples(samples.dataset, Produce(samples), some, samples.batch_size, limit))
+    except NbloaderError:  # the worker died, or took too long
         log.debug("all samples could not be made once", exc_info=True)
         return []
     if made is None:
@@ -664,6 +667,19 @@ def _parts(sample: Any) -> list[Any]:
     return list(sample) if isinstance(sample, (list, tuple)) else [sample]
 
 
+def draws_all(sampler: Any, dataset: Any) -> bool:
+    """Whether each epoch has about all samples of a dataset, and not a part of them.
+
+    Args:
+        sampler: What yields its indices, or batches of them.
+        dataset: The dataset.
+    """
+    try:
+        return len(getattr(sampler, "sampler", ())) >= len(dataset)
+    except TypeError:  # one of them has no length
+        return False
+
+
 def indices_of(dataset: Any, sampler: Any, count: int, batch_size: int) -> list[Any]:
     """Return dataset indices on which to try: spread over the dataset, or the first ones that its sampler yields.
 
@@ -688,6 +704,5 @@ def indices_of(dataset: Any, sampler: Any, count: int, batch_size: int) -> list[
     count, drawn = min(count, length), random.Random(0)  # noqa: S311 - not the global generator
     if not isinstance(getattr(sampler, "sampler", sampler), (SequentialSampler, NoneType)):
         return drawn.sample(range(length), count)
-    batches = [range(start, min(start + batch_size, length)) for start in range(0, length, batch_size)]
-    in_order = sorted(drawn.sample(batches, -(-count // batch_size)), key=lambda batch: batch.start)
-    return list(itertools.chain.from_iterable(in_order))[:count]
+    starts = sorted(drawn.sample(range(0, length, batch_size), -(-count // batch_size)))
+    return [index for start in starts for index in range(start, min(start + batch_size, length))][:count]

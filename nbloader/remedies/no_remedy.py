@@ -50,8 +50,8 @@ def why_none(
     kept = next((name for site in here for name in calls_kept(site)), "")
     if hot.missed and (kept or any(site.is_kept for site in here)):
         return (
-            f"{found}: it is cached in vain, since none of {hot.missed:,} calls in this epoch found a result of the "
-            "epoch before. Remove nbloader.cached, or pass arguments that come again, with what is random outside."
+            f"{found}: it is cached in vain, since none of {hot.missed:,} calls in this epoch found an earlier "
+            "result. Remove nbloader.cached, or pass arguments that come again, with what is random outside."
         )
     if any(site.is_kept for site in here):
         return f"{found}: a cache keeps its results, so it runs once for each of them. {what_remains}".rstrip()

@@ -39,7 +39,10 @@ def _one_core(e: Evidence) -> bool:
 def _remedy(e: Evidence) -> Remedy:
     computing = _larger_part(e)
     if e.fetch_ms + e.collate_ms < SENT_MS:
-        return Remedy("Use larger batches: to send such a small one, a worker takes longer.", more_workers=False)
+        return Remedy(
+            "Use larger batches: a worker takes longer to send such a batch than the loop to make it.",
+            more_workers=False,
+        )
     if _one_core(e):
         return Remedy(f"{cheaper_line(e)}.", more_workers=False)
     if computing.queued >= CONTENDED and computing.queued > computing.waiting:

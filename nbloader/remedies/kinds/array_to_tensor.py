@@ -21,7 +21,7 @@ TYPES = {
 }
 """NumPy's types of the tensors that torch makes of a list."""
 TYPED = "{} converts a list number by number."
-SHORT_TYPED = "Replace {} with torch.as_tensor of a NumPy array"
+SHORT_TYPED = "Replace {} with torch.tensor of a NumPy array"
 
 
 class ArrayToTensor:
@@ -50,26 +50,37 @@ class ArrayToTensor:
 
 
 def _typed(site: Site) -> list[Proposal]:
-    """Propose to let NumPy convert what tensors of a type are made of, on all lines of the function."""
-    found = {
-        call: kind for kind in TYPES for call in site.calls(kind, anywhere=True)
-        if len(call.args) == 1 and not (call.keywords or isinstance(call.args[0], ast.Starred))
-    }  # fmt: skip
-    here = next((found[node] for node in site.nodes if isinstance(node, ast.Call) and node in found), "")
-    if not here:
+    """Propose to let NumPy convert what tensors of a type are made of, in the statement with the slow line.
+
+    torch copies an array, too: `as_tensor` would share its memory, and the sample's changes would be the dataset's.
+    """
+    calls = {call: kind for kind in TYPES for call in site.calls(kind, anywhere=True) if _is_converted(call)}
+    slow = next((node for node in site.nodes if node in calls), None)
+    if slow is None:
+        return []
+    here = set(ast.walk(site.statement(slow)))
+    inner = {node for call in calls for node in ast.walk(call) if node is not call}
+    found = {call: kind for call, kind in calls.items() if call in here and call not in inner}
+    if slow not in found:
         return []
     np, torch = site.module("numpy", "np"), site.module("torch", "torch")
     edits = [
-        Edit(call, f"{torch.name}.as_tensor({np.name}.asarray({site.text(call.args[0])}, {np.name}.{TYPES[kind]}))")
+        Edit(call, f"{torch.name}.tensor({np.name}.asarray({site.text(call.args[0])}, {np.name}.{TYPES[kind]}))")
         for call, kind in found.items()
     ]
     helper = "\n".join(filter(None, [np.helper, torch.helper]))
+    name = found[slow]
     return [
         Proposal(
-            TYPED.format(here), "Let NumPy convert it.", site.rewritten(*edits), helper, must_be_equal=True,
-            short=SHORT_TYPED.format(here),
+            TYPED.format(name), "Let NumPy convert it.", site.rewritten(*edits), helper, must_be_equal=True,
+            short=SHORT_TYPED.format(name),
         )
     ]  # fmt: skip
+
+
+def _is_converted(call: ast.Call) -> bool:
+    """Whether a call may convert a list, and does not make a tensor of some size."""
+    return len(call.args) == 1 and not (call.keywords or isinstance(call.args[0], (ast.Starred, ast.Constant)))
 
 
 def _proposal(site: Site, instead: str, arrays: dict[ast.Call, str]) -> Proposal:
