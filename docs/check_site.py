@@ -1,7 +1,8 @@
 """Checks the built documentation without a network: `python docs/check_site.py build/site`.
 
 Every link within the site must lead to a page and, if it names one, to an element of that page. No page may load
-anything from another host. Every public name must be in the reference.
+anything from another host. Every page must have the links to other pages at its left. Every public name must be in
+the reference.
 """
 
 from __future__ import annotations
@@ -26,15 +27,26 @@ class Page(HTMLParser):
         self.links: list[tuple[str, str]] = []
         """Element and target."""
         self.ids: set[str] = set()
+        self.has_navigation = False
+        self._in_navigation = False
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """Collect links and ids."""
         values = dict(attrs)
+        if tag == "nav":
+            self._in_navigation = "bd-docs-nav" in (values.get("class") or "").split()
+        elif tag == "a" and self._in_navigation:
+            self.has_navigation = True
         self.ids.update(value for name in ("id", "name") if (value := values.get(name)))
         target = values.get(LINKS.get(tag, ""))
         if target:
             self.links.append((tag, target))
+
+    def handle_endtag(self, tag: str) -> None:
+        """Leave the navigation."""
+        if tag == "nav":
+            self._in_navigation = False
 
 
 def problems(site: Path, names: list[str]) -> list[str]:
@@ -53,6 +65,7 @@ def problems(site: Path, names: list[str]) -> list[str]:
         for tag, target in page.links
         if (problem := _problem(path, tag, target, pages))
     ]
+    found += [f"{path.relative_to(site)}: no navigation" for path, page in pages.items() if not page.has_navigation]
     ids = set().union(*(page.ids for page in pages.values()))
     return found + [f"{name} is not in the reference" for name in names if name not in ids]
 

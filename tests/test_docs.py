@@ -198,14 +198,17 @@ def test_pages_that_the_site_includes_link_only_to_its_pages(name):
 
 @unit
 def test_what_is_wrong_with_a_site_is_found(tmp_path):
+    navigation = '<nav class="bd-docs-nav"><a href="page.html">1</a></nav>'
+    (tmp_path / "home.html").write_text('<nav class="bd-docs-nav"></nav><a href="page.html">1</a>')
     (tmp_path / "page.html").write_text(
-        '<h1 id="a">A</h1><a href="#a">1</a><a href="page.html#b">2</a><a href="gone.html">3</a><a href="http://x.y">4</a>'
+        f'{navigation}<h1 id="a">A</h1><a href="#a">1</a><a href="page.html#b">2</a><a href="gone.html">3</a><a href="http://x.y">4</a>'
         '<script src="https://x.y/z.js"></script>'
     )
     assert load(SITE / "check_site.py").problems(tmp_path, ["a", "c"]) == [
         "page.html: links to page.html#b, but there is no such element",
         "page.html: links to gone.html, which does not exist",
         "page.html: loads https://x.y/z.js",
+        "home.html: no navigation",
         "c is not in the reference",
     ]
 
