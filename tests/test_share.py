@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pytest
+import torch
 from datasets import run_script
 from hypothesis import given
 from hypothesis import strategies as st
@@ -139,6 +140,41 @@ def test_items_may_be_of_any_class():
     theirs = in_worker(shared)
     assert [item.number for item in theirs[:3]] == [1, 2, 3]
     assert type(theirs[1]) is type(theirs[2]) is theirs[4]
+
+
+TENSORS = {
+    "numbers": torch.arange(12.0).view(3, 4),
+    "one number": torch.tensor(7),
+    "empty": torch.empty(0, 3),
+    "booleans": torch.tensor([True, False]),
+    "complex": torch.tensor([1 + 2j]),
+    "transposed": torch.arange(6).view(2, 3).t(),
+    "a slice": torch.arange(12).view(3, 4)[:, 1:3],
+    "expanded": torch.ones(1, 3).expand(5, 3),
+    "bfloat16": torch.ones(3, dtype=torch.bfloat16),
+    "with a gradient": torch.ones(3, requires_grad=True),
+    "sparse": torch.eye(3).to_sparse(),
+    "a parameter": torch.nn.Parameter(torch.ones(2)),
+}
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_tensors_keep_what_they_are(name):
+    tensor = TENSORS[name]
+    shared = nbloader.share([{"x": tensor}, tensor])
+    for found in (shared[0]["x"], shared[1], in_worker(shared)[1]):
+        assert type(found) is type(tensor)
+        assert (found.dtype, found.shape, found.layout) == (tensor.dtype, tensor.shape, tensor.layout)
+        assert found.requires_grad == tensor.requires_grad
+        assert torch.equal(found.to_dense(), tensor.to_dense())
+    with torch.no_grad():
+        shared[1].zero_()
+    assert torch.equal(shared[1].to_dense(), tensor.to_dense()), "each access gives a new object"
+
+
+def test_a_small_tensor_takes_little_more_than_its_memory():
+    tensors = [torch.full((8,), float(i)) for i in range(1000)]
+    assert nbloader.share(tensors).nbytes < 1000 * (8 * 4 + 230), "torch's own pickle has 400 bytes more"
 
 
 def test_workers_read_a_shared_list_of_objects_of_the_main_program(tmp_path):

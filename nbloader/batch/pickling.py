@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Protocol
 import cloudpickle
 import numpy as np
 
+from nbloader._util.plain_tensor import is_plain
 from nbloader.shm import memmap
 
 REPLACED_FILE_NAME = "<dynamic-code>"
@@ -135,16 +136,6 @@ class Pickler(CodePickler):
                 f"device={str(obj.device)!r}: it uploads batches while the loop works on the previous one."
             )
         return super().reducer_override(obj)
-
-
-def is_plain(torch: Any, tensor: Any) -> bool:
-    """Whether a tensor is nothing but its elements in CPU memory, and not a large expanded view of few elements."""
-    return (
-        tensor.layout is torch.strided
-        and tensor.is_cpu
-        and not (tensor.requires_grad or tensor.is_quantized or tensor.is_nested or tensor.is_conj() or tensor.is_neg())
-        and (tensor.is_contiguous() or tensor.nbytes <= tensor.untyped_storage().nbytes())  # not expanded
-    )
 
 
 def _in_memory_order(tensor: Any) -> tuple[Any, tuple[int, ...] | None]:

@@ -25,8 +25,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from nbloader._util.plain_tensor import is_plain
 from nbloader.batch.collate import ADDED_TO_NUMPY, NotPlannedError, tensor_kind
-from nbloader.batch.pickling import dump, in_shared_memory, is_plain
+from nbloader.batch.pickling import dump, in_shared_memory
 from nbloader.shm.segment import SLAB_SIZE, aligned
 
 Memory: TypeAlias = Any

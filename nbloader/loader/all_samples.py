@@ -1,8 +1,12 @@
-"""All samples, produced once: for samples that are the same in each epoch and fit into memory."""
+"""All samples, produced once: for samples that are the same in each epoch and fit into memory.
+
+They become rows of tensors if torch's collate function makes batches of tensors from them, and otherwise a list.
+"""
 
 from __future__ import annotations
 
 import logging
+import pickle
 import random
 import sys
 import warnings
@@ -19,10 +23,10 @@ from torch.utils.data import get_worker_info as torch_worker_info
 
 from nbloader._util import rng
 from nbloader._util.code_places import is_library
-from nbloader._util.format import megabytes
+from nbloader._util.format import duration, megabytes
 from nbloader.remedies.difference import difference
 from nbloader.remedies.remedy import Proposal
-from nbloader.remedies.trial import Kept, Made, Measured, timed
+from nbloader.remedies.trial import Cost, Kept, Made, Measured, timed
 from nbloader.workers.reachable import reachable
 from nbloader.workers.worker_info import get_worker_info
 
@@ -30,13 +34,15 @@ log = logging.getLogger(__name__)
 
 NAME = "all-samples"
 SHORT = "Make all samples once, before the first epoch"
-CODE = """\
+WORKERS = 2
+"""Number of worker processes that make the rows of tensors."""
+CODE = f"""\
 import nbloader
 import torch
 
 # once, before the loader is made:
-batches = list(nbloader.DataLoader(dataset, batch_size=256, num_workers=2))
-dataset = {}
+batches = list(nbloader.DataLoader(dataset, batch_size=256, num_workers={WORKERS}))
+dataset = {{}}
 del batches
 """
 OF_TENSORS = "torch.cat(batches)"
@@ -44,9 +50,15 @@ OF_TUPLES = "torch.utils.data.TensorDataset(*map(torch.cat, zip(*batches)))"
 OF_DICTS = """torch.utils.data.StackDataset(
     **{key: torch.cat([batch[key] for batch in batches]) for key in batches[0]}
 )"""
+AS_LIST = """\
+# once, before the loader is made:
+dataset = [dataset[index] for index in range(len(dataset))]
+"""
 SEEDS = 1, 2
 ENOUGH_SAMPLES = 20
 """Fewer samples do not show whether all are the same in each epoch."""
+OBJECTS = 1.5
+"""Memory of Python objects with small tensors, compared with their pickle: 1.43 as measured for five tensors."""
 GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
 
 
@@ -61,6 +73,11 @@ class Rows(NamedTuple):
     code: str
     """The code that makes such a dataset of all samples."""
     columns: list[torch.Tensor]
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the tensors, bytes."""
+        return sum(column.nbytes for column in self.columns)
 
 
 def may_change(dataset: Any) -> bool:
@@ -123,21 +140,33 @@ class Found(NamedTuple):
 
     measured: Measured
     code: str
-    """See `Rows`."""
+    """The code that makes all samples once."""
+    is_list: bool
+    """Whether they are kept as a list."""
 
-    def proposal(self, samples: int) -> Proposal:
-        """Return what to write.
+    def nbytes(self, samples: int, workers: int) -> float:
+        """Return the memory that all samples take, bytes.
 
         Args:
             samples: The number of samples of the dataset.
+            workers: The number of worker processes. Each gets its own copy of the Python objects that it uses.
         """
-        nbytes = self.measured.kept.nbytes / self.measured.samples * samples
+        return self.measured.kept.nbytes / self.measured.samples * samples * (1 + workers if self.is_list else 1)
+
+    def proposal(self, samples: int, workers: int) -> Proposal:
+        """Return what to write. For the arguments, see `nbytes`."""
+        size = megabytes(self.nbytes(samples, workers))
+        takes = self.measured.before.seconds / self.measured.samples * samples
+        if self.is_list:
+            kept = f"As a list they take about {size}, including what workers copy"
+        else:
+            kept = f"As tensors they take {size}, and nbloader gets a batch with one call for each tensor"
+            takes /= WORKERS
         return Proposal(
             why=f"{self.measured.samples} samples were equal with two seeds, and all samples fit into memory.",
             instead=(
-                f"If they do not change from epoch to epoch, make all once. As tensors they take {megabytes(nbytes)}, "
-                "and nbloader gets a batch with one call for each tensor. Making them takes about as long as an epoch. "
-                "Afterwards, changes of files, of code or of the dataset have no effect."
+                f"If they do not change from epoch to epoch, make all once. {kept}. That takes about "
+                f"{duration(takes)}. Afterwards, changes of files, of code or of the dataset have no effect."
             ),
             helper=self.code,
             must_be_equal=True,
@@ -147,28 +176,32 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True)
 class AllSamples:
-    """A dataset with one item: what some samples take, and what they take as rows of tensors. See `Trial`.
+    """A dataset with one item: what some samples take, and what they take when all were made before. See `Trial`.
 
     Args:
         dataset: The dataset.
-        produce: Makes a batch from dataset indices, as the loader would, with torch's collate function.
+        producer: Returns, for a dataset, what makes a batch from its indices as the loader would.
         indices: The dataset indices on which to try.
         batch_size: Number of samples in a batch.
     """
 
     dataset: Any
-    produce: Callable[[Any], Any]
+    producer: Callable[[Any], Callable[[Any], Any]]
     indices: Sequence[Any]
     batch_size: int
     limit: float
     """How long the measurement may take, seconds; whoever runs it ends it."""
+    makes_rows: bool
+    """Whether batches are made by torch's collate function."""
+    as_list: bool
+    """Whether samples may be kept as a list."""
 
     def __len__(self) -> int:
         """Return 1."""
         return 1
 
     def __getitem__(self, position: int) -> Found | None:
-        """Measure. Return None if samples may depend on random numbers or the epoch, or cannot be rows."""
+        """Measure. Return None if samples may depend on random numbers or the epoch."""
         if position:
             raise IndexError(position)
         with warnings.catch_warnings():  # of the user's code, which its own epochs show
@@ -185,18 +218,41 @@ class AllSamples:
         if may_change(self.dataset):
             return None
         with _worker_asked() as asked:
-            rows = rows_of(self._made(SEEDS[0]).batch)
-        if rows is None or asked.times:
-            return None
+            first = self._made(SEEDS[0])
         usual = self._made(SEEDS[1])
+        rows = rows_of(first.batch) if self.makes_rows else None
+        if asked.times or not difference(usual.batch, first.batch).equal:
+            return None
+        if rows is not None:
+            return self._as_rows(usual, rows)
+        return self._as_list(usual) if self.as_list else None
+
+    def _as_rows(self, usual: Made, rows: Rows) -> Found | None:
         count = len(self.indices)
         apart = difference(usual.batch, default_collate([rows.dataset[k] for k in range(count)]))
         if not apart.equal:
             return None
-        order = np.array_split(np.random.permutation(count), -(-count // self.batch_size))  # noqa: NPY002 - any order
-        made = timed(lambda parts: [[column[part] for column in rows.columns] for part in parts], order)
-        nbytes = sum(column.nbytes for column in rows.columns)
-        return Found(Measured(count, usual.cost, made.cost, apart, kept=Kept(nbytes, count, count)), rows.code)
+        made = timed(lambda parts: [[column[part] for column in rows.columns] for part in parts], self._order())
+        kept = Kept(rows.nbytes, count, count)
+        return Found(Measured(count, usual.cost, made.cost, apart, kept=kept), rows.code, is_list=False)
+
+    def _as_list(self, usual: Made) -> Found | None:
+        """Measure a list of the samples. Return None if making a batch changes them."""
+        count = len(self.indices)
+        samples = [self.dataset[index] for index in self.indices]
+        nbytes = round(OBJECTS * sum(len(pickle.dumps(sample)) for sample in samples))
+        produce = self.producer(samples)
+        made = [timed(produce, part) for part in self._order()]
+        apart = difference(usual.batch, produce(range(count)))
+        if not apart.equal:
+            return None
+        cost = Cost(*map(sum, zip(*(one.cost for one in made), strict=True)))
+        return Found(Measured(count, usual.cost, cost, apart, kept=Kept(nbytes, count, count)), AS_LIST, is_list=True)
+
+    def _order(self) -> list[Any]:
+        """Return the positions of the samples in a random order, in batches."""
+        count = len(self.indices)
+        return np.array_split(np.random.permutation(count), -(-count // self.batch_size))  # noqa: NPY002 - any order
 
     def _made(self, seed: int) -> Made:
         """Produce the samples.
@@ -206,7 +262,7 @@ class AllSamples:
         """
         rng.seed_everything(seed)
         before = rng.states()
-        made = timed(self.produce, self.indices)
+        made = timed(self.producer(self.dataset), self.indices)
         if any(old is not None and old != new for old, new in zip(before, rng.states(), strict=True)):
             raise DrawsError
         return made

@@ -137,8 +137,14 @@ class Samples(NamedTuple):
     """Share of the workers' time in which they collate, in the loader's epochs."""
     workers: int = 0
     """Number of workers if the loop computes on the CPU; 0 if it has an accelerator."""
+    processes: int = 0
+    """Number of worker processes; 0 if batches are made in the process of the loop."""
     all_drawn: bool = True
     """Whether each epoch has all samples, and workers make them without a function of the user that comes first."""
+
+    def producer(self, dataset: Any) -> Produce:
+        """Return what makes batches of another dataset as the loader makes them of its own."""
+        return Produce(self._replace(dataset=dataset))
 
 
 def as_it_is(item: Any) -> Any:
@@ -359,7 +365,7 @@ def search(
 def _made_once(
     line: HotLine, samples: Samples, run: Run, end: float, others: Sequence[RemedyResult]
 ) -> list[RemedyResult]:
-    """Measure what samples take as rows of tensors. Return nothing if they cannot be, or do not fit into memory.
+    """Measure what samples take when all were made before. Return nothing if they cannot be, or do not fit into memory.
 
     Args:
         line: The slowest line.
@@ -369,22 +375,28 @@ def _made_once(
         others: Other remedies.
     """
     indices, facts, available = samples.indices, samples.facts, available_memory()
-    is_usual = samples.all_drawn and samples.collate_fn is default_function(batched=True) and not samples.iterable
+    is_usual = samples.all_drawn and samples.collate_fn is not None and not samples.iterable
     fits = available is None or facts.samples * facts.nbytes <= available / MEMORY_SHARE
     if not (is_usual and facts.samples and facts.seconds and fits) or any(one.gain >= ENOUGH for one in others):
         return []
-    some = indices[: round(TRIAL_SECONDS / (2 * facts.seconds))]
+    some = indices[: round(TRIAL_SECONDS / (3 * facts.seconds))]
     if len(some) < all_samples.ENOUGH_SAMPLES or time.perf_counter() >= end:
         return []
     limit = PATIENCE + FAR_SLOWER * TRIAL_SECONDS
     try:
-        (made,) = run(all_samples.AllSamples(samples.dataset, Produce(samples), some, samples.batch_size, limit))
+        makes_rows = samples.collate_fn is default_function(batched=True)
+        as_list = samples.processes > 0  # otherwise the loop could get the samples themselves, and change them
+        tried = all_samples.AllSamples(
+            samples.dataset, samples.producer, some, samples.batch_size, limit, makes_rows, as_list
+        )
+        (made,) = run(tried)
     except NbloaderError:  # the worker died, or took too long
         log.debug("all samples could not be made once", exc_info=True)
         return []
-    if made is None:
+    sizes = facts.samples, samples.processes
+    if made is None or (available is not None and made.nbytes(*sizes) > available / MEMORY_SHARE):
         return []
-    found = summed(line, all_samples.NAME, made.proposal(facts.samples), [made.measured])
+    found = summed(line, all_samples.NAME, made.proposal(*sizes), [made.measured])
     return [replace(found, cached=NOTHING_KEPT, workers=samples.workers)]
 
 

@@ -22,7 +22,8 @@ from multiprocessing import context, reduction
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nbloader._platform.descriptors import close_all, open_into
-from nbloader.batch.pickling import Pickler, is_plain
+from nbloader._util.plain_tensor import is_plain
+from nbloader.batch.pickling import Pickler
 from nbloader.shm.dataset_store import SHARE_FROM
 
 if TYPE_CHECKING:
