@@ -836,7 +836,7 @@ def table(results: Results) -> str:
     differing = [row for row in rows if row.samples == "differ"]
     differences = [f'With the remedy for "{row.name}", a sample differs{row.difference}.' for row in differing]
     if any(row.samples == "equal" for row in rows):
-        differences.append(f"{'The other' if differences else 'All'} remedies leave the samples as they were.")
+        differences.append(f"{'The other' if differences else 'These'} remedies leave the samples as they were.")
     for text in filter(None, (" ".join(differences), _summary(rows, results), _machine(results))):
         lines += ["", textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)]
     return "\n".join(lines) + "\n"
