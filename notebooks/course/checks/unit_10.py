@@ -533,7 +533,7 @@ def decoding(answer: Any, *, measured: Mapping[str, Any]) -> str:
             "collate_fn runs in": "the worker combines the samples, so that one batch is sent instead of many samples.",
             "images decoded in 3 epochs, in __getitem__": "each epoch asks for each of the 32 images. Does anything "
             "remember them?",
-            "images decoded in 3 epochs, in the writer": "the file holds the decoded images.",
+            "images decoded in 3 epochs, if the writer has decoded them": "the file holds the decoded images.",
             "bytes of a batch, as uint8": "8 images of 32 x 32 pixels and 3 channels, with one byte each.",
             "bytes of a batch, as float32": "8 images of 32 x 32 pixels and 3 channels, with four bytes each.",
         },

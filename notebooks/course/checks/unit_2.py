@@ -538,17 +538,21 @@ def survives(answer: Any) -> str:
         answer,
         {
             "a sample raises an exception": True,
-            "the loop is left early": True,
+            "the loop is left early, with small batches": True,
             "a worker process is killed": False,
             "a sample never returns": False,
             "a batch is None": True,
         },
         {
             "a sample raises an exception": "you wrote the worker that catches it, and the loader that raises it.",
-            "the loop is left early": "that is what `finally` is for.",
+            "the loop is left early, with small batches": "that is what `finally` is for.",
             "a worker process is killed": "who would put the result of its batch into the queue?",
             "a sample never returns": "the loop waits for a result, and nothing limits how long.",
             "a batch is None": "the error is None, too, so it is an ordinary result. Only a *task* of None is special.",
         },
     )
-    return "Both cases hang for the same reason: the loop waits for one queue only, and not for its workers."
+    return (
+        "Both cases hang for the same reason: the loop waits for one queue only, and not for its workers. With "
+        "processes and batches of more than 64 KiB, leaving the loop early hangs, too: a worker waits in `put`, since "
+        "nobody reads."
+    )

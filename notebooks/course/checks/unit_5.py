@@ -164,7 +164,7 @@ def faults(page_faults: Any, *, measured: Mapping[str, int]) -> str:
         raise Hint("that is one for each byte. A whole page comes with each fault.")
     if new <= 1:
         raise Hint(
-            "the system does not give 16 MiB at once: memory that is never written is never found."
+            "the system does not give 16 MiB at once: it finds memory for a page when that is first written."
         )
     if new != size // mmap.PAGESIZE:
         raise Hint(

@@ -27,8 +27,8 @@ WORDS = {
     "sampler": "indices are drawn slowly, one after the other",
     "window": "workers are idle: too few batches may be requested ahead",
     "in_process": "there are no workers: batches are made while the loop waits",
-    "workers_wait": "samples wait for a disk or a network",
-    "workers_compute": "samples compute",
+    "workers_wait": "all workers are busy, and their samples wait for a disk or a network",
+    "workers_compute": "all workers are busy, and their samples compute",
     "slow_samples": "a few samples take much longer than the others",
     "collate": "combining the samples takes the time",
     "huge_batches": "the batches have too many bytes",
@@ -179,13 +179,16 @@ def c(cause: Any, cured: Callable[[], Any]) -> str:
     calls = CALLS["make_table"]
     if calls == 0:
         raise Hint(
-            "make_table was not called at all. Keep it: imagine that it reads a file."
+            "make_table was not called when the loader was made or used. Call it there, not in a cell or a cache: imagine "
+            "that it reads a file."
         )
     if calls > 8:
         raise Hint(
             f"make_table was called {calls} times for 96 samples, and its result is the same each time."
         )
-    return f"make_table was called {_times(calls)}, and no longer for each sample."
+    return (
+        f"The check called make_table {_times(calls)}, and no longer for each sample."
+    )
 
 
 @unit.task("Loader D")

@@ -154,7 +154,7 @@ def held(answer: Any, *, measured: Mapping[str, int]) -> str:
 def workers(answer: Any, *, measured: Mapping[str, int]) -> str:
     """`answer` predicts how many batches are equal with two numbers of workers."""
     torchs = "a batch is equal if the worker with the same number makes it, after as many batches. Which are these?"
-    ours = "the numbers of a batch depend on the base seed, the epoch and the batch. Is one of these another one?"
+    ours = "the numbers of a batch depend on the base seed of the epoch and on the batch. Is one of these another one?"
     counts(
         answer,
         measured,
@@ -199,7 +199,10 @@ def seed_of(function: Callable[[int, int, int], Any]) -> str:
         lambda: _seeds(function, [*joined, *itertools.product(bases, epochs, batches)]),
         limit=LIMIT,
     )
-    return "nbloader mixes the three numbers into one of 64 bits, and seeds the global generators with it."
+    return (
+        "nbloader draws another base seed for each epoch. It mixes this one with the number of the batch, and seeds "
+        "the global generators with the result."
+    )
 
 
 def _seeds(function: Callable[[int, int, int], Any], numbers: Any) -> None:

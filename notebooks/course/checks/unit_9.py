@@ -325,7 +325,7 @@ def faults(answer: Any) -> str:
         },
     )
     return (
-        "Slow copies hide fault B. Slow steps hide A and D in all steps but the first. So a test that passes on one "
+        "Slow copies hide fault B. Slow steps hide A and D in later steps. So a test that passes on one "
         "machine proves nothing."
     )
 

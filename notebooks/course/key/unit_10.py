@@ -715,7 +715,7 @@ decodes = {
     "__getitem__ runs in": "a worker",
     "collate_fn runs in": "a worker",
     "images decoded in 3 epochs, in __getitem__": 96,
-    "images decoded in 3 epochs, in the writer": 0,
+    "images decoded in 3 epochs, if the writer has decoded them": 0,
     "bytes of a batch, as uint8": 24_576,
     "bytes of a batch, as float32": 98_304,
 }
@@ -734,7 +734,7 @@ decodes = decodes | {"bytes of a batch, as float32": 24_576}
 
 
 # %% decode | mistake: the writer decodes during the training | hint: the file holds the decoded images
-decodes = decodes | {"images decoded in 3 epochs, in the writer": 32}
+decodes = decodes | {"images decoded in 3 epochs, if the writer has decoded them": 32}
 
 
 # %% decode-explain

@@ -624,7 +624,7 @@ class Processes:
 # %% survives
 survives = {
     "a sample raises an exception": True,
-    "the loop is left early": True,
+    "the loop is left early, with small batches": True,
     "a worker process is killed": False,
     "a sample never returns": False,
     "a batch is None": True,
@@ -634,7 +634,7 @@ survives = {
 # %% survives | mistake: an exception of the other worker | hint: who would put the result
 survives = {
     "a sample raises an exception": True,
-    "the loop is left early": True,
+    "the loop is left early, with small batches": True,
     "a worker process is killed": True,
     "a sample never returns": False,
     "a batch is None": True,
@@ -644,7 +644,7 @@ survives = {
 # %% survives | mistake: None ends everything | hint: Only a *task* of None is special
 survives = {
     "a sample raises an exception": True,
-    "the loop is left early": True,
+    "the loop is left early, with small batches": True,
     "a worker process is killed": False,
     "a sample never returns": False,
     "a batch is None": False,

@@ -72,7 +72,7 @@ def cured_c():
     return DataLoader(Lookup(), batch_size=8, num_workers=2)
 
 
-# %% c-answer | mistake: the work is left out | hint: was not called at all
+# %% c-answer | mistake: the work is left out | hint: was not called when the loader was made
 class LookupOnce(Lookup):
     def __getitem__(self, i):
         return i * i
@@ -267,7 +267,8 @@ def cured_h():
 # %% h-explain
 # The 12 originals take 360 ms, and the other 108 files 54 ms. Both workers are busy nearly all the time, so the epoch
 # takes at least half of these 414 ms, however many batches are requested ahead. A larger window helps if workers are
-# idle, because an original holds up the loop, and the window is full of batches that wait for it in the reorder buffer.
+# idle, because an original holds up the loop, and the window is full of batches that wait for it. (So it is in torch's
+# loader. nbloader does not count batches that are blocked behind a late one.)
 # If originals are rare enough, the batches that are made in advance bridge this wait.
 
 
