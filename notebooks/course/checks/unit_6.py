@@ -179,8 +179,8 @@ def c(cause: Any, cured: Callable[[], Any]) -> str:
     calls = CALLS["make_table"]
     if calls == 0:
         raise Hint(
-            "make_table was not called when the loader was made or used. Call it there, not in a cell or a cache: imagine "
-            "that it reads a file."
+            "make_table was not called when the loader was made or used. Call it there, not in a cell or a cache: "
+            "imagine that it reads a file."
         )
     if calls > 8:
         raise Hint(
