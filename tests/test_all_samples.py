@@ -1,4 +1,4 @@
-"""Samples that are the same in each epoch, and fit into memory, can be made once: as rows of tensors, or a list."""
+"""Samples that are the same in each epoch, and fit into memory, can be made once: as rows, or as a shared list."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ import torch
 from torch.utils.data import IterableDataset, default_collate
 
 import nbloader
+from nbloader.diagnose.what_if import Prediction
 from nbloader.loader.all_samples import AllSamples
-from nbloader.loader.remedy_search import Samples
+from nbloader.loader.remedy_search import Samples, search
+from nbloader.metrics.hot_lines import HotLine, HotLines
 from nbloader.remedies.difference import difference
+from nbloader.remedies.site import NO_FACTS
 
 
 class Made:
@@ -45,6 +48,13 @@ def counted(samples):
     return default_collate(samples)
 
 
+def cropped(samples):
+    shortest = min(map(len, samples))
+    for sample in samples:
+        del sample[shortest:]
+    return torch.tensor(samples)
+
+
 def numbered(samples):
     for number, sample in enumerate(samples):
         sample.append(number)
@@ -58,12 +68,13 @@ def rows(i, zero):
 def measured(dataset, count=8, collate_fn=default_collate):
     samples = Samples(dataset, collate_fn, (), iterable=False)
     usual = collate_fn is default_collate
-    return AllSamples(dataset, samples.producer, range(count), 4, 60.0, makes_rows=usual, as_list=True)[0]
+    return AllSamples(dataset, samples.producer, range(count), 4, 60.0, makes_rows=usual)[0]
 
 
 @pytest.mark.unit
-def test_arrays_and_numbers_are_measured_as_rows():
-    found = measured(Made(rows, 8)).measured
+@pytest.mark.parametrize("dataset", [Made(rows, 8), torch.utils.data.Subset(Made(rows, 9), range(1, 9))])
+def test_arrays_and_numbers_are_measured_as_rows(dataset):
+    found = measured(dataset).measured
     assert found.samples == 8
     assert found.difference.equal
     assert found.kept.nbytes == 8 * (3 * 4 * 4 + 2 * 8 + 8 + 8)
@@ -87,20 +98,50 @@ def graph(i, _zero):
     ],
     ids=["key", "dicts", "text", "nested", "own collate", "shapes"],
 )
-def test_other_samples_are_measured_as_a_list(make, collate_fn):
+def test_other_samples_are_measured_as_a_shared_list(make, collate_fn):
     found = measured(Made(make, 8), collate_fn=collate_fn)
     assert found.is_list
     assert found.measured.samples == 8
     assert found.measured.difference.equal
     assert 0 < found.measured.after.seconds < found.measured.before.seconds
-    assert found.nbytes(80, workers=3) == 40 * found.measured.kept.nbytes, "the notebook and each worker have them"
+    assert found.nbytes(80) == 10 * found.measured.kept.nbytes > 0
+    assert found.making >= 0.001, "what a sample takes, without collating"
+
+
+@pytest.mark.parametrize("collate_fn", [counted, numbered, cropped], ids=["array", "list", "shorter"])
+def test_a_collate_function_may_change_the_samples(collate_fn):
+    make = (lambda i, _zero: np.full(3, i)) if collate_fn is counted else (lambda i, _zero: list(range(i % 7 + 1)))
+    with nbloader.DataLoader(Made(make, length=256), batch_size=8, num_workers=2, collate_fn=collate_fn) as loader:
+        loader.profile_lines()
+        expected = list(loader)
+        found = loader.remedies()
+    names = {"dataset": loader.dataset}
+    exec(found[0].code, names)
+    options = {"batch_size": 8, "collate_fn": collate_fn}
+    with nbloader.DataLoader(names["dataset"], num_workers=1, persistent_workers=True, **options) as made:
+        for _epoch in range(3):
+            assert difference(expected, list(made)).equal
+
+
+class Reused(Made):
+    """Each sample is the same buffer, with which a loop may be content if batches have one sample."""
+
+    buffer = np.zeros(3)
+
+    def __getitem__(self, i):
+        time.sleep(0.001)
+        self.buffer[:] = i
+        return self.buffer
 
 
 @pytest.mark.unit
-@pytest.mark.parametrize("collate_fn", [counted, numbered], ids=["array", "list"])
-def test_samples_that_the_collate_function_changes_are_not(collate_fn):
-    make = (lambda i, _zero: np.full(3, i)) if collate_fn is counted else (lambda i, _zero: [i])
-    assert measured(Made(make, 8), collate_fn=collate_fn) is None
+@pytest.mark.parametrize("collate_fn", [default_collate, own_collate])
+def test_samples_in_one_buffer_are_not(collate_fn, caplog):
+    samples = Samples(Reused(None), collate_fn, (), iterable=False)
+    with caplog.at_level("DEBUG", logger="nbloader.loader.all_samples"):
+        tried = AllSamples(samples.dataset, samples.producer, range(8), 1, 60.0, collate_fn is default_collate)
+        assert tried[0] is None
+    assert not caplog.records, "nothing was raised"
 
 
 @pytest.mark.unit
@@ -161,7 +202,7 @@ def rare(i, _zero):
         Generator(rows, 8),
         Seeded(rows, 8),
         Whole(rows, 8),
-        torch.utils.data.Subset(Epochs(rows, 9), range(8)),
+        torch.utils.data.Subset(torch.utils.data.Subset(Epochs(rows, 9), range(8)), range(8)),
         Made(rare, 8),
     ],
     ids=["epoch", "generator", "worker", "batches", "subset", "rare draws"],
@@ -218,14 +259,12 @@ class Unsized:
     ("dataset", "options"),
     [
         (Made(rows), {"batch_size": None}),
-        (Made(rows), {"num_workers": 0, "collate_fn": own_collate}),
-        (Made(rows), {"workers": "thread", "collate_fn": own_collate}),
         (Stream(), {}),
         (Made(rows), {"worker_init_fn": print}),
         (Made(rows), {"sampler": range(32)}),
         (Unsized(rows), {"sampler": range(64)}),
     ],
-    ids=["samples", "no workers", "threads", "iterable", "worker_init_fn", "a part", "no length"],
+    ids=["samples", "iterable", "worker_init_fn", "a part", "no length"],
 )
 def test_it_is_not_proposed_where_samples_may_change_or_are_not_all(dataset, options):
     with nbloader.DataLoader(dataset, **{"batch_size": 8, "num_workers": 1} | options) as loader:
@@ -233,3 +272,37 @@ def test_it_is_not_proposed_where_samples_may_change_or_are_not_all(dataset, opt
         for _ in loader:
             pass
         assert "all-samples" not in [one.name for one in loader.remedies()]
+
+
+def not_predicted(_saved, change, *, unlocks):
+    return Prediction(change=change, measured=1.0, reason=f"the test has no epoch ({unlocks})")
+
+
+def own_line(share):
+    """What nbloader itself does, as a line."""
+    line = {"source": "", "place": "nbloader", "function": "fetching", "file": "<nbloader>", "line": 0}
+    return HotLine(share=share, computing=share, waiting=0.0, total=share, **line)
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("lines", [(), (own_line(0.9),)], ids=["not measured", "none of the user's"])
+def test_it_is_proposed_where_no_line_of_the_users_code_takes_the_time(lines):
+    facts = NO_FACTS._replace(samples=64, seconds=0.001)
+    samples = Samples(Made(rows, 64), default_collate, range(64), iterable=False, facts=facts)
+
+    def found(samples):
+        return search(HotLines(lines=lines, samples=100), samples, list, not_predicted)
+
+    assert [one.name for one in found(samples)] == ["all-samples"] * len(lines)
+    assert not found(samples._replace(dataset=torch.zeros(64, 3))), "such batches are gathered already"
+    if lines:
+        assert "90% of the workers' time: fetching (nbloader)" in str(found(samples))
+
+
+def test_it_is_not_proposed_where_batches_are_gathered_already():
+    dataset = torch.utils.data.TensorDataset(torch.zeros(20_000, 2), torch.zeros(20_000))
+    with nbloader.DataLoader(dataset, batch_size=50, num_workers=1) as loader:
+        loader.profile_lines()
+        for _ in loader:
+            pass
+        assert not loader.remedies()

@@ -149,6 +149,24 @@ def test_predictions_stand_beside_the_verdict_in_every_form(judged):
 
 
 @pytest.mark.usefixtures("judged")
+def test_predictions_agree_with_the_verdict_about_an_earlier_epoch(monkeypatch):
+    full = Verdict("workers_compute_full", "More workers would not help.", more_workers=False)
+
+    def judge(s, *_more, **_options):
+        return Diagnosis(full, full, full if s.epoch < 1 else Verdict("unknown"))
+
+    monkeypatch.setattr(monitor, "judge", judge)
+    with DataLoader(list(range(480)), 4, num_workers=2, workers="thread", prefetch_factor=2) as loader:
+        for _batch in loader:
+            pass
+        assert loader.stats().outlook.text == "a larger window: no gain"
+        for count, _batch in enumerate(loader):
+            if count == 60:
+                break
+        assert loader.stats().outlook.text == "a larger window: no gain"
+
+
+@pytest.mark.usefixtures("judged")
 def test_workers_whose_number_matters_are_not_suggested():
     class Numbers(IterableDataset):
         def __iter__(self):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import collections
 import contextlib
 import copy
 import functools
@@ -2660,6 +2661,43 @@ def test_items_are_drawn_with_sums_that_are_computed_once(draw, found, tmp_path)
             for one, other in zip(*(x if type(x) is tuple else (x,) for x in (usual, drawn)), strict=True):
                 assert type(one) is type(other)
                 np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("draw", "found"),
+    [
+        ("np.random.choice(self.items, 4, replace=False)", 1),
+        ("np.random.choice(self.items.tolist(), 4, False)", 1),
+        ("np.random.choice(size=self.few, replace=False, a=60)", 1),
+        ("np.random.choice(60, 4, replace=False), np.random.choice(self.items, size=3, replace=False)", 1),
+        ("np.random.choice(self.items, 30, replace=False)", 1),  # too many to draw again
+        ("np.random.choice(self.items, (2, 2), replace=False)", 1),
+        ("np.random.choice(self.items, 4)", 0),
+        ("np.random.choice(self.items, 4, True)", 0),
+        ("np.random.choice(self.items, replace=False)", 0),
+        ("np.random.choice(self.items, 4, False, self.weights)", 0),
+        ("np.random.choice(self.items, 4, **{'replace': False})", 0),
+    ],
+)
+def test_different_items_are_drawn_without_a_permutation(draw, found, tmp_path):
+    function = defined(tmp_path, f"import numpy as np\ndef f(self):\n    return {draw}")
+    owner = type("Drawing", (Weighted,), {"f": function, "few": 5})()
+    listed = proposals("distinct-choice", function, owner=owner)
+    assert len(listed) == found
+    for proposal in listed:
+        assert proposal.must_differ
+        new = rewritten(function, proposal)
+        np.random.seed(0)
+        drawn = collections.defaultdict(collections.Counter)
+        for _ in range(2000):
+            pairs = [x if type(x) is tuple else (x,) for x in (function(owner), new(owner))]
+            for number, (one, other) in enumerate(zip(*pairs, strict=True)):
+                assert (type(one), one.dtype, one.shape) == (type(other), other.dtype, other.shape)
+                assert len(set(other.ravel().tolist())) == other.size
+                drawn[number].update(other.ravel().tolist())
+        for counts in drawn.values():
+            assert len(counts) == 60
+            assert max(counts.values()) < 2.5 * min(counts.values()), "all items are equally likely"
 
 
 CROPS = {

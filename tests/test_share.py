@@ -47,7 +47,7 @@ def test_a_shared_list_has_the_items_of_the_list(items):
     assert list(map(type, shared)) == list(map(type, items))
     assert [shared[i] for i in range(-len(items), len(items))] == items * 2
     assert shared[1:-1:2] == items[1:-1:2]
-    assert shared == items == in_worker(shared)
+    assert shared == items == in_worker(shared) == nbloader.share(iter(items))
     assert shared != [*items, 1]
     for index in (len(items), -len(items) - 1):
         with pytest.raises(IndexError, match="out of range for a shared list"):
@@ -156,6 +156,8 @@ TENSORS = {
     "sparse": torch.eye(3).to_sparse(),
     "a parameter": torch.nn.Parameter(torch.ones(2)),
 }
+TENSORS["with an attribute"] = torch.ones(2)
+TENSORS["with an attribute"].label = "cat"
 
 
 @pytest.mark.parametrize("name", TENSORS)
@@ -166,10 +168,16 @@ def test_tensors_keep_what_they_are(name):
         assert type(found) is type(tensor)
         assert (found.dtype, found.shape, found.layout) == (tensor.dtype, tensor.shape, tensor.layout)
         assert found.requires_grad == tensor.requires_grad
+        assert getattr(found, "label", None) == getattr(tensor, "label", None)
         assert torch.equal(found.to_dense(), tensor.to_dense())
     with torch.no_grad():
         shared[1].zero_()
     assert torch.equal(shared[1].to_dense(), tensor.to_dense()), "each access gives a new object"
+
+
+def test_a_part_of_a_tensor_takes_its_own_memory_only():
+    large = torch.zeros(1_000_000)
+    assert nbloader.share([large[start : start + 10] for start in range(0, 100, 10)]).nbytes < 10_000
 
 
 def test_a_small_tensor_takes_little_more_than_its_memory():

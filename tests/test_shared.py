@@ -364,7 +364,9 @@ def test_neither_a_shared_array_nor_a_view_of_it_is_copied_for_workers():
 
 @pytest.mark.parametrize("wrong", [{1, 2}, np.array([None, 1]), torch.zeros(3)])
 def test_share_takes_arrays_of_numbers_lists_and_dicts(wrong):
-    with pytest.raises(TypeError, match="share takes a NumPy array of numbers, a list, a tuple or a dict, not"):
+    with pytest.raises(
+        TypeError, match="share takes a NumPy array of numbers, a list, a tuple, an iterator or a dict, not"
+    ):
         nbloader.share(wrong)
 
 

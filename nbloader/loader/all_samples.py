@@ -1,14 +1,15 @@
 """All samples, produced once: for samples that are the same in each epoch and fit into memory.
 
-They become rows of tensors if torch's collate function makes batches of tensors from them, and otherwise a list.
+They become rows of tensors if torch's collate function makes batches of tensors from them, and otherwise a shared
+list, from which each access gives a new object: a collate function or a loop may change it.
 """
 
 from __future__ import annotations
 
 import logging
-import pickle
 import random
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,15 +19,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import StackDataset, TensorDataset, default_collate
+from torch.utils.data import StackDataset, Subset, TensorDataset, default_collate
 from torch.utils.data import get_worker_info as torch_worker_info
 
 from nbloader._util import rng
 from nbloader._util.code_places import is_library
 from nbloader._util.format import duration, megabytes
-from nbloader.remedies.difference import difference
+from nbloader.batch.collate import LocalArrays
+from nbloader.batch.rows import RowSelector, Selection
+from nbloader.remedies.difference import EQUAL, difference
 from nbloader.remedies.remedy import Proposal
 from nbloader.remedies.trial import Cost, Kept, Made, Measured, timed
+from nbloader.shm.share import share
 from nbloader.workers.reachable import reachable
 from nbloader.workers.worker_info import get_worker_info
 
@@ -51,14 +55,14 @@ OF_DICTS = """torch.utils.data.StackDataset(
     **{key: torch.cat([batch[key] for batch in batches]) for key in batches[0]}
 )"""
 AS_LIST = """\
+import nbloader
+
 # once, before the loader is made:
-dataset = [dataset[index] for index in range(len(dataset))]
+dataset = nbloader.share(dataset[index] for index in range(len(dataset)))
 """
 SEEDS = 1, 2
 ENOUGH_SAMPLES = 20
 """Fewer samples do not show whether all are the same in each epoch."""
-OBJECTS = 1.5
-"""Memory of Python objects with small tensors, compared with their pickle: 1.43 as measured for five tensors."""
 GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
 
 
@@ -79,9 +83,22 @@ class Rows(NamedTuple):
         """Size of the tensors, bytes."""
         return sum(column.nbytes for column in self.columns)
 
+    def gather(self, positions: list[int]) -> Any:
+        """Return a batch as the loader makes it.
+
+        Raises:
+            TypeError: The loader cannot gather these types.
+        """
+        selected = RowSelector().select(self.dataset, positions, 0, "torch")
+        if type(selected) is not Selection:
+            raise TypeError(f"rows of {[column.dtype for column in self.columns]}")
+        return selected.collate(LocalArrays("torch"))
+
 
 def may_change(dataset: Any) -> bool:
     """Whether samples may depend on more than their index: on an epoch number, on a generator, or on their batch."""
+    while type(dataset) is Subset:
+        dataset = dataset.dataset
     if hasattr(dataset, "__getitems__"):
         return True
     for obj in reachable(dataset):
@@ -95,6 +112,20 @@ class _Asked(NamedTuple):
     """Whether code has asked in which worker it runs."""
 
     times: list[int]
+
+
+@contextmanager
+def _without_draws(seed: int) -> Iterator[None]:
+    """Context manager that seeds the global generators.
+
+    Raises:
+        DrawsError: Code has drawn random numbers from them.
+    """
+    rng.seed_everything(seed)
+    before = rng.states()
+    yield
+    if any(old is not None and old != new for old, new in zip(before, rng.states(), strict=True)):
+        raise DrawsError
 
 
 @contextmanager
@@ -142,31 +173,31 @@ class Found(NamedTuple):
     code: str
     """The code that makes all samples once."""
     is_list: bool
-    """Whether they are kept as a list."""
+    """Whether they are kept as a shared list."""
+    making: float
+    """What it takes to make a sample for the first time, seconds."""
 
-    def nbytes(self, samples: int, workers: int) -> float:
-        """Return the memory that all samples take, bytes.
+    def nbytes(self, samples: int) -> float:
+        """Return the memory that a number of samples takes, bytes."""
+        return self.measured.kept.nbytes / self.measured.samples * samples
+
+    def proposal(self, samples: int) -> Proposal:
+        """Return what to write.
 
         Args:
             samples: The number of samples of the dataset.
-            workers: The number of worker processes. Each gets its own copy of the Python objects that it uses.
         """
-        return self.measured.kept.nbytes / self.measured.samples * samples * (1 + workers if self.is_list else 1)
-
-    def proposal(self, samples: int, workers: int) -> Proposal:
-        """Return what to write. For the arguments, see `nbytes`."""
-        size = megabytes(self.nbytes(samples, workers))
-        takes = self.measured.before.seconds / self.measured.samples * samples
+        size, takes = megabytes(self.nbytes(samples)), self.making * samples
         if self.is_list:
-            kept = f"As a list they take about {size}, including what workers copy"
+            kept = f"As a shared list they take {size}, once for all workers"
         else:
             kept = f"As tensors they take {size}, and nbloader gets a batch with one call for each tensor"
             takes /= WORKERS
         return Proposal(
             why=f"{self.measured.samples} samples were equal with two seeds, and all samples fit into memory.",
             instead=(
-                f"If they do not change from epoch to epoch, make all once. {kept}. That takes about "
-                f"{duration(takes)}. Afterwards, changes of files, of code or of the dataset have no effect."
+                f"If they do not change from epoch to epoch, make all once. {kept}. Making them takes about "
+                f"{duration(takes)}. Afterwards, changes of files, of code or of the former dataset have no effect."
             ),
             helper=self.code,
             must_be_equal=True,
@@ -193,8 +224,6 @@ class AllSamples:
     """How long the measurement may take, seconds; whoever runs it ends it."""
     makes_rows: bool
     """Whether batches are made by torch's collate function."""
-    as_list: bool
-    """Whether samples may be kept as a list."""
 
     def __len__(self) -> int:
         """Return 1."""
@@ -217,52 +246,30 @@ class AllSamples:
     def _measure(self) -> Found | None:
         if may_change(self.dataset):
             return None
-        with _worker_asked() as asked:
-            first = self._made(SEEDS[0])
-        usual = self._made(SEEDS[1])
-        rows = rows_of(first.batch) if self.makes_rows else None
-        if asked.times or not difference(usual.batch, first.batch).equal:
+        count, begin = len(self.indices), time.perf_counter()
+        with _worker_asked() as asked, _without_draws(SEEDS[0]):
+            samples = [self.dataset[index] for index in self.indices]
+        making = (time.perf_counter() - begin) / count
+        if asked.times:
             return None
-        if rows is not None:
-            return self._as_rows(usual, rows)
-        return self._as_list(usual) if self.as_list else None
-
-    def _as_rows(self, usual: Made, rows: Rows) -> Found | None:
-        count = len(self.indices)
-        apart = difference(usual.batch, default_collate([rows.dataset[k] for k in range(count)]))
-        if not apart.equal:
+        rows = rows_of(default_collate(samples)) if self.makes_rows else None
+        kept: Any = share(samples) if rows is None else rows
+        del samples
+        produce = self.producer(self.dataset)
+        parts = [slice(start, start + self.batch_size) for start in range(0, count, self.batch_size)]
+        with _without_draws(SEEDS[1]):
+            usual = [timed(produce, self.indices[part]) for part in parts]
+        positions = [list(range(count))[part] for part in parts]
+        made = [timed(self.producer(kept) if rows is None else rows.gather, part) for part in positions]
+        if rows is not None:  # the loader gathers rows into the batch
+            made = [one._replace(cost=one.cost._replace(collating=one.cost.seconds)) for one in made]
+        if not all(difference(one.batch, other.batch).equal for one, other in zip(usual, made, strict=True)):
             return None
-        made = timed(lambda parts: [[column[part] for column in rows.columns] for part in parts], self._order())
-        kept = Kept(rows.nbytes, count, count)
-        return Found(Measured(count, usual.cost, made.cost, apart, kept=kept), rows.code, is_list=False)
+        code = AS_LIST if rows is None else rows.code
+        measured = Measured(count, _total(usual), _total(made), EQUAL, kept=Kept(kept.nbytes, count, count))
+        return Found(measured, code, is_list=rows is None, making=making)
 
-    def _as_list(self, usual: Made) -> Found | None:
-        """Measure a list of the samples. Return None if making a batch changes them."""
-        count = len(self.indices)
-        samples = [self.dataset[index] for index in self.indices]
-        nbytes = round(OBJECTS * sum(len(pickle.dumps(sample)) for sample in samples))
-        produce = self.producer(samples)
-        made = [timed(produce, part) for part in self._order()]
-        apart = difference(usual.batch, produce(range(count)))
-        if not apart.equal:
-            return None
-        cost = Cost(*map(sum, zip(*(one.cost for one in made), strict=True)))
-        return Found(Measured(count, usual.cost, cost, apart, kept=Kept(nbytes, count, count)), AS_LIST, is_list=True)
 
-    def _order(self) -> list[Any]:
-        """Return the positions of the samples in a random order, in batches."""
-        count = len(self.indices)
-        return np.array_split(np.random.permutation(count), -(-count // self.batch_size))  # noqa: NPY002 - any order
-
-    def _made(self, seed: int) -> Made:
-        """Produce the samples.
-
-        Raises:
-            DrawsError: They draw random numbers.
-        """
-        rng.seed_everything(seed)
-        before = rng.states()
-        made = timed(self.producer(self.dataset), self.indices)
-        if any(old is not None and old != new for old, new in zip(before, rng.states(), strict=True)):
-            raise DrawsError
-        return made
+def _total(batches: list[Made]) -> Cost:
+    """Return what it took to make batches."""
+    return Cost(*map(sum, zip(*(made.cost for made in batches), strict=True)))

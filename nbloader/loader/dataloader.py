@@ -1009,7 +1009,6 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         tried = Samples(self.dataset, collate_fn, (), self._is_iterable, self.batch_size or 1)
         tried = tried._replace(
             workers=0 if placement.accelerator_type() else max(1, self.num_workers),
-            processes=0 if self._config.kind.in_process else self.num_workers,
             collating=self._parts.monitor.collating,
             all_drawn=self.worker_init_fn is None and draws_all(self._index_sampler, self.dataset),
         )

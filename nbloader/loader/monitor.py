@@ -226,9 +226,10 @@ class Monitor:
         found = Outlook()
         searching = self.tuning is not None and self.tuning.gauge.running
         if not searching and outlook.by_settings(s):  # no button contradicts the sentence
-            shown = s.epoch_verdict if ended else s.now_verdict
-            changes = self._predictions(s, given, ended=ended)
-            found = outlook.outlook(changes, shown if shown.cause == s.cause else NO_VERDICT)
+            judged = self._aggregator.judged_epoch  # its verdict stands beside that of an epoch of too few batches
+            verdicts = (s.epoch_verdict if ended else s.now_verdict), (NO_VERDICT if judged is None else judged.verdict)
+            shown = next((verdict for verdict in verdicts if verdict.cause == s.cause), NO_VERDICT)
+            found = outlook.outlook(self._predictions(s, given, ended=ended), shown)
             if s.state == "closed":
                 found = found._replace(suggestions=())
         if s.restart and not ended:

@@ -15,16 +15,19 @@ from functools import partial
 from types import NoneType
 from typing import Any, NamedTuple, Protocol
 
-from torch.utils.data import SequentialSampler
+from torch.utils.data import SequentialSampler, default_collate
 
 from nbloader._platform import available_memory
 from nbloader._util.format import megabytes
+from nbloader.batch.collate import LocalArrays, NotPlannedError, collate_samples
+from nbloader.batch.rows import is_in_memory
 from nbloader.batch.torch_collate import default_function
 from nbloader.cache.sample_cache import MEMORY_SHARE
 from nbloader.diagnose.what_if import Prediction
 from nbloader.diagnose.without_line import LineTime
 from nbloader.errors import LoaderTimeoutError, NbloaderError
-from nbloader.loader import all_samples
+from nbloader.loader.all_samples import ENOUGH_SAMPLES, AllSamples
+from nbloader.loader.all_samples import NAME as ALL_SAMPLES
 from nbloader.metrics.hot_lines import HotLine, HotLines
 from nbloader.remedies.calls import measure_calls
 from nbloader.remedies.changed_lines import changed_lines
@@ -137,14 +140,26 @@ class Samples(NamedTuple):
     """Share of the workers' time in which they collate, in the loader's epochs."""
     workers: int = 0
     """Number of workers if the loop computes on the CPU; 0 if it has an accelerator."""
-    processes: int = 0
-    """Number of worker processes; 0 if batches are made in the process of the loop."""
     all_drawn: bool = True
     """Whether each epoch has all samples, and workers make them without a function of the user that comes first."""
 
+    @property
+    def has_usual_collate(self) -> bool:
+        """Whether batches are made by torch's collate function, in whose place workers use a faster one."""
+        return self.collate_fn is default_function(batched=True)
+
     def producer(self, dataset: Any) -> Produce:
         """Return what makes batches of another dataset as the loader makes them of its own."""
-        return Produce(self._replace(dataset=dataset))
+        collate_fn = collated if self.has_usual_collate else self.collate_fn
+        return Produce(self._replace(dataset=dataset, collate_fn=collate_fn))
+
+
+def collated(samples: list[Any]) -> Any:
+    """Return a batch as workers make it, in memory of this process."""
+    try:
+        return collate_samples(samples, LocalArrays("torch"))
+    except NotPlannedError:
+        return default_collate(samples)
 
 
 def as_it_is(item: Any) -> Any:
@@ -317,9 +332,11 @@ def search(
         new_workers: Whether each epoch has new worker processes.
     """
     lines = [line for line in (*hot, *_of_libraries(hot)) if line.line and line.share >= MIN_SHARE]
+    end = time.perf_counter() + SEARCH_SECONDS
     if not lines:
         none = f"No line of your code takes {MIN_SHARE:.0%} of the workers' time. {hot.elsewhere}".rstrip()
-        return Remedies((), none if hot.lines else str(hot))
+        rows = [_predicted(one, hot, predict, samples.collating) for one in _made_once(hot, samples, run, end, ())]
+        return Remedies([one for one in rows if one.helps], none if hot.lines else str(hot))
     lines.sort(key=lambda line: -line.share)
     sites = [site for line in lines if (site := _site(line, samples)) is not None][:LINES]
     callers = [site for line in calling(hot, lines) if (site := _site(line, samples)) is not None][:CALLING]
@@ -330,7 +347,6 @@ def search(
     known = _without_second_caches(known, CachedCode(hot, partial(_site, samples=samples)))
     tried: list[RemedyResult] = []
     cache = held()
-    end = time.perf_counter() + SEARCH_SECONDS
     with bar(sum(found.samples(samples) for found in known)) as shown:
         for number, found in enumerate(known):
             if report is not None:
@@ -347,7 +363,7 @@ def search(
                 tried.append(_predicted(one, hot, predict, samples.collating))
     helping = without_lesser(sorted((one for one in tried if one.helps), key=_rank))
     helping = [one for one in helping if not any(_is_enough(other, one, hot) for other in helping)]
-    rows = _made_once(lines[0], samples, run, end, helping)
+    rows = _made_once(hot, samples, run, end, helping)
     helping = _with_rows([_predicted(one, hot, predict, samples.collating) for one in rows], helping)
     for one in tried:
         if one.raised:
@@ -363,40 +379,39 @@ def search(
 
 
 def _made_once(
-    line: HotLine, samples: Samples, run: Run, end: float, others: Sequence[RemedyResult]
+    hot: HotLines, samples: Samples, run: Run, end: float, others: Sequence[RemedyResult]
 ) -> list[RemedyResult]:
     """Measure what samples take when all were made before. Return nothing if they cannot be, or do not fit into memory.
 
     Args:
-        line: The slowest line.
+        hot: The lines.
         samples: The samples on which to try.
         run: See `Run`.
         end: No measurement begins later, perf_counter seconds.
         others: Other remedies.
     """
     indices, facts, available = samples.indices, samples.facts, available_memory()
-    is_usual = samples.all_drawn and samples.collate_fn is not None and not samples.iterable
+    is_usual = samples.all_drawn and samples.collate_fn is not None and not samples.iterable and bool(hot.lines)
     fits = available is None or facts.samples * facts.nbytes <= available / MEMORY_SHARE
-    if not (is_usual and facts.samples and facts.seconds and fits) or any(one.gain >= ENOUGH for one in others):
+    if (
+        not (is_usual and facts.samples and facts.seconds and fits)
+        or is_in_memory(samples.dataset)
+        or any(one.gain >= ENOUGH for one in others)
+    ):
         return []
     some = indices[: round(TRIAL_SECONDS / (3 * facts.seconds))]
-    if len(some) < all_samples.ENOUGH_SAMPLES or time.perf_counter() >= end:
+    if len(some) < ENOUGH_SAMPLES or time.perf_counter() >= end:
         return []
     limit = PATIENCE + FAR_SLOWER * TRIAL_SECONDS
     try:
-        makes_rows = samples.collate_fn is default_function(batched=True)
-        as_list = samples.processes > 0  # otherwise the loop could get the samples themselves, and change them
-        tried = all_samples.AllSamples(
-            samples.dataset, samples.producer, some, samples.batch_size, limit, makes_rows, as_list
-        )
-        (made,) = run(tried)
+        rows = samples.has_usual_collate
+        (made,) = run(AllSamples(samples.dataset, samples.producer, some, samples.batch_size, limit, rows))
     except NbloaderError:  # the worker died, or took too long
         log.debug("all samples could not be made once", exc_info=True)
         return []
-    sizes = facts.samples, samples.processes
-    if made is None or (available is not None and made.nbytes(*sizes) > available / MEMORY_SHARE):
+    if made is None or (available is not None and made.nbytes(facts.samples) > available / MEMORY_SHARE):
         return []
-    found = summed(line, all_samples.NAME, made.proposal(*sizes), [made.measured])
+    found = summed(hot.lines[0], ALL_SAMPLES, made.proposal(facts.samples), [made.measured])
     return [replace(found, cached=NOTHING_KEPT, workers=samples.workers)]
 
 
@@ -408,7 +423,7 @@ def _with_rows(rows: list[RemedyResult], others: list[RemedyResult]) -> list[Rem
 
 def _covers(found: RemedyResult, line: HotLine, hot: HotLines) -> bool:
     """Whether a remedy replaces the function of a line, or what calls it."""
-    return found.name == all_samples.NAME or is_same_function(found.line, line) or is_below(line, found, hot)
+    return found.name == ALL_SAMPLES or is_same_function(found.line, line) or is_below(line, found, hot)
 
 
 def _to_merge(helping: Sequence[RemedyResult]) -> list[str]:

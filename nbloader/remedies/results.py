@@ -41,7 +41,9 @@ MUCH_LESS = 2
 CLEAR_GAIN = 1.5
 """A remedy whose samples gain as much is shown whatever is predicted for the loop."""
 MIN_SAVED = 5e-6
-"""Smallest gain per sample, seconds. Less is within the precision of a trial."""
+"""Smallest gain per sample, seconds. Less is within the precision of a trial, unless many samples were tried."""
+MIN_SAVED_IN_ALL = 1e-3
+"""Gain of all samples of a trial, seconds, that is no chance even if each sample gains little."""
 LATER_WINS = 5
 """A cache that gains only from the second epoch on comes first if it gains so many times as much as another cache."""
 MANY = 10
@@ -163,7 +165,9 @@ class RemedyResult:
         if not self._has_the_samples or (p.loop and (self._slows_the_loop or not self.keeps_values)):
             return False
         enough = self.gain >= (LATER_GAIN if self.gains_later else MIN_GAIN)
-        enough &= p.saves in ("lock", "threads") or self.before.seconds - self.after.seconds >= MIN_SAVED
+        saved = self.before.seconds - self.after.seconds
+        clear = self.gain >= CLEAR_GAIN and saved * self.samples >= MIN_SAVED_IN_ALL
+        enough &= p.saves in ("lock", "threads") or saved >= MIN_SAVED or clear
         enough &= not self._pays_late
         return enough and self._speeds_up_the_loop and not self.difference.problem
 
@@ -227,7 +231,7 @@ class RemedyResult:
     def __str__(self) -> str:
         """The remedy with its measurement and the code."""
         lines = [
-            f"{percent(self.line.share)} of the workers' time: {clean(self.line.source, _SOURCE)} ({self.line.place})",
+            f"{percent(self.line.share)} of the workers' time: {_text(self.line)} ({self.line.place})",
             f"  {self.proposal.why} {self.proposal.instead}",
             f"  {self.measurement()}",
         ]
@@ -298,6 +302,11 @@ class RemedyResult:
         before, after = (cost.computing if threads else cost.seconds for cost in (self.before, self.after))
         later = " from the second epoch on" if self.gains_later else ""
         return f"{duration(before)}{kind} now, {duration(after)} with the remedy{later} ({factor(self.gain)})"
+
+
+def _text(line: HotLine) -> str:
+    """Return the text of a line, or what nbloader itself does."""
+    return clean(line.source or line.function, _SOURCE)
 
 
 class Remedies(Sequence[RemedyResult]):
@@ -426,7 +435,7 @@ def _row(found: RemedyResult) -> str:
     why = escape(f"{found.proposal.why} {found.proposal.instead}")
     code = f"<details><summary>Code</summary><pre>{escape(found.code)}</pre></details>" if found.code else ""
     cells = [
-        f"{percent(line.share)} <code>{escape(clean(line.source, _SOURCE))}</code><br>{escape(line.place)}",
+        f"{percent(line.share)} <code>{escape(_text(line))}</code><br>{escape(line.place)}",
         f"{why}{code}",
     ]
     cells += [escape(cell) for cell in found.cells()]

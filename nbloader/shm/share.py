@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, TypeVar, overload
 
 import numpy as np
@@ -20,7 +21,7 @@ def share(obj: ArrayT) -> ArrayT: ...
 
 
 @overload
-def share(obj: list[T] | tuple[T, ...]) -> SharedSequence[T]: ...
+def share(obj: list[T] | tuple[T, ...] | Iterator[T]) -> SharedSequence[T]: ...
 
 
 @overload
@@ -46,11 +47,12 @@ def share(obj: Any) -> Any:
 
     Args:
         obj: A NumPy array of any shape, and of any dtype but object; a list, tuple or dict with items that can be
-            pickled. The keys of a dict are strings, `bytes`, numbers, None, or tuples or frozensets of these.
+            pickled, or an iterator that yields such items. The keys of a dict are strings, `bytes`, numbers, None, or
+            tuples or frozensets of these.
 
     Returns:
-        An array of the same shape, dtype and contents; a read-only `Sequence` for a list or tuple, a read-only
-        `Mapping` for a dict.
+        An array of the same shape, dtype and contents; a read-only `Sequence` for a list, a tuple or what an iterator
+        yields, a read-only `Mapping` for a dict.
 
     Raises:
         TypeError: `obj` is none of these. Share a tensor with its method `share_memory_()`: it is not copied either.
@@ -58,7 +60,7 @@ def share(obj: Any) -> Any:
     """
     if isinstance(obj, (SharedSequence, SharedMapping)):
         return obj
-    if isinstance(obj, (list, tuple)):
+    if isinstance(obj, (list, tuple, Iterator)):
         return SharedSequence(obj)
     if isinstance(obj, dict):
         return SharedMapping(obj)
@@ -66,4 +68,4 @@ def share(obj: Any) -> Any:
         return share_array(obj)
     what = f"an array of dtype {obj.dtype}" if isinstance(obj, np.ndarray) else type(obj).__name__
     hint = "; a tensor has share_memory_() for that" if type(obj).__module__.startswith("torch") else ""
-    raise TypeError(f"share takes a NumPy array of numbers, a list, a tuple or a dict, not {what}{hint}")
+    raise TypeError(f"share takes a NumPy array of numbers, a list, a tuple, an iterator or a dict, not {what}{hint}")

@@ -82,7 +82,7 @@ class _ItemPickler(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         """See `pickle.Pickler`. torch's own way takes 65 us for each tensor to be unpickled."""
         torch = sys.modules.get("torch")
-        if torch is not None and type(obj) is torch.Tensor and is_plain(torch, obj):
+        if torch is not None and type(obj) is torch.Tensor and is_plain(torch, obj) and not obj.__dict__:
             try:
                 return torch.from_numpy, (obj.numpy(),)
             except TypeError:  # bfloat16, float8_...: unknown to NumPy
@@ -117,16 +117,16 @@ class _Items:
         return pickle.loads(self._data.data[self._ends.item(position) : self._ends.item(position + 1)])
 
 
-def _pickled(items: Iterable[Any], size: int, table: _Globals) -> tuple[_Array, _Array]:
+def _pickled(items: Iterable[Any], table: _Globals) -> tuple[_Array, _Array]:
     """Return the arguments of `_Items`."""
-    ends = np.zeros(size + 1, np.int64)
+    ends = [0]
     file = io.BytesIO()
     pickler = _ItemPickler(file, table)
-    for position, item in enumerate(items, 1):
+    for item in items:
         pickler.dump(item)
         pickler.clear_memo()
-        ends[position] = file.tell()
-    return np.frombuffer(file.getbuffer(), np.uint8), ends
+        ends.append(file.tell())
+    return np.frombuffer(file.getbuffer(), np.uint8), np.array(ends, np.int64)
 
 
 def _shared(*arrays: _Array) -> list[_Array]:
@@ -166,7 +166,7 @@ class _Fixed:
 
 
 class SharedSequence(_Fixed, Sequence[T], Generic[T]):
-    """A read-only list in shared memory, created by `nbloader.share(list)`.
+    """A read-only list in shared memory, created by `nbloader.share(list)`, or of what an iterator yields.
 
     Each access to an item returns a new object that equals the shared one. Changes to this object are visible nowhere
     else. A slice is a list.
@@ -174,10 +174,11 @@ class SharedSequence(_Fixed, Sequence[T], Generic[T]):
 
     _name = "list"
 
-    def __init__(self, items: Sequence[T]) -> None:
-        self._size = len(items)
+    def __init__(self, items: Iterable[T]) -> None:
         self._globals = _Globals()
-        self._items = _Items(*_shared(*_pickled(items, self._size, self._globals)))
+        data, ends = _pickled(items, self._globals)
+        self._size = len(ends) - 1
+        self._items = _Items(*_shared(data, ends))
         _tables[self._globals.key] = self._globals
 
     def __len__(self) -> int:
@@ -237,7 +238,7 @@ class SharedMapping(_Fixed, Mapping[K, V], Generic[K, V]):
         hashes = np.fromiter(map(_hash, keys), np.uint64, len(keys))
         order = np.argsort(hashes, kind="stable")
         *pickles, self._hashes, self._positions = _shared(
-            *_pickled(keys, self._size, self._globals), *_pickled(items.values(), self._size, self._globals),
+            *_pickled(keys, self._globals), *_pickled(items.values(), self._globals),
             hashes[order], order,
         )  # fmt: skip
         self._keys, self._values = _Items(*pickles[:2]), _Items(*pickles[2:])
