@@ -8,7 +8,7 @@ class NbloaderError(Exception):
 
 
 class LoaderClosedError(NbloaderError, RuntimeError):
-    """The loader was used after `close()`. Create a new one."""
+    """The loader was closed, or Ctrl-C has ended the iterator. The message says which, and what to do."""
 
 
 class WorkerStartError(NbloaderError, RuntimeError):

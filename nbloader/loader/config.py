@@ -287,7 +287,7 @@ class LoaderConfig(Generic[T_co]):
         None, attribute=False,
         doc='How worker processes start: "fork" (the default on Linux), "forkserver" or "spawn", or a context of '
         "`multiprocessing` with that start method. Forked workers are copies of this process at the beginning of the "
-        "epoch: nothing is pickled. The workers of the other two are new interpreters that receive the dataset as a "
+        "epoch: nothing is pickled. The workers of the other two come from new interpreters, and get the dataset as a "
         "pickle. Without this argument, a loader whose forked workers hang changes to such clean workers, and says so.",
     )  # fmt: skip
     generator: torch.Generator | None = _argument(

@@ -791,8 +791,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             for delivery in loader.deliveries(4711):
                 loader.replay(delivery.epoch, delivery.batch).sample(delivery.position)
 
-        Only the newest 10,000 batches are searched, whose records the event bus keeps. If an epoch delivered the sample
-        several times, only the first delivery counts.
+        Only the batches of the newest 10,000 events are searched, which the event bus keeps. If an epoch delivered the
+        sample several times, only the first delivery counts.
 
         Args:
             index: Dataset index of the sample.
@@ -1170,7 +1170,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     @ReplaceableProperty
     def trace(self) -> Trace:
-        """What happened to the last 10,000 batches. `loader.trace.save("epoch.json")` writes it for Perfetto."""
+        """The batches of the last 10,000 events. `loader.trace.save("epoch.json")` writes them for Perfetto."""
         return self._parts.monitor.trace
 
     def timeline(self, epoch: int | None = None) -> Figure:

@@ -312,7 +312,7 @@ class Snapshot:
     cause: str = ""
     """The verdict as a word. States: "new", "closed" (without an epoch), "paused", "starting", "idle" (the epoch
     was too short). Causes: "consumer" (the loop is slower than the loader), "worker" (one is stuck or slow),
-    "workers_wait", "unknown" (the measurements are inconclusive), and the others that docs/diagnosis.md explains
+    "workers_wait", "unknown" (the measurements are inconclusive), and the others that the page about diagnosis explains
     under "How a cause is found"."""
     make_times: Histogram = Histogram()
     """Time to produce a batch."""
@@ -348,7 +348,7 @@ class Snapshot:
     now: int = 0
     """When the snapshot was taken, perf_counter ns."""
     supervisor_failures: int = 0
-    """How often the thread of the loop failed (a bug in nbloader) and went on since the loader was created."""
+    """How often the engine's thread failed (a bug in nbloader) and went on since the loader was created."""
     retried: int = 0
     """Number of fetches of whole batches (`__getitems__`) that failed and were repeated sample by sample since the
     loader was created."""

@@ -553,6 +553,6 @@ def survives(answer: Any) -> str:
     )
     return (
         "Both cases hang for the same reason: the loop waits for one queue only, and not for its workers. With "
-        "processes and batches of more than 64 KiB, leaving the loop early hangs, too: a worker waits in `put`, since "
-        "nobody reads."
+        "processes and more than 64 KiB of unread results, leaving the loop early hangs, too: a worker waits in `put`, "
+        "since nobody reads."
     )

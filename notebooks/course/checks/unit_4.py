@@ -224,7 +224,10 @@ def records(cls: Callable[..., Any], path: Path) -> str:
     finally:
         while CountedFile.files:
             CountedFile.files.pop().close()
-    return "It sends the name of the file, and each process opens the file for itself."
+    return (
+        "It sends the name of the file, and a new interpreter opens the file for itself. (A forked worker inherits a "
+        "file that is open already. To notice that, compare os.getpid() with that of the process which opened it.)"
+    )
 
 
 def _records(cls: Callable[..., Any], path: Path) -> None:

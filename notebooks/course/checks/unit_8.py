@@ -216,7 +216,7 @@ def uneven(shards: Any, *, measured: Mapping[str, int]) -> str:
         {
             "the worker that ends first": "worker 0 has files 0 and 2, worker 1 has files 1 and 3. Add up their lines.",
             "batches": "each worker makes batches of its own lines only. Round up for each worker, and then add.",
-            "batches with fewer than 4 lines": "each worker has lines left at the end of its shard. So has the other.",
+            "batches with fewer than 4 lines": "each of the two workers has fewer than 4 lines left at its end.",
             "lines lost with drop_last": "the last batch of each worker is dropped, if it is not full.",
             "lines lost with drop_last, without workers": "there is one shard, of 20 lines.",
         },

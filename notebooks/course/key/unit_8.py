@@ -165,7 +165,7 @@ shards = {
 }
 
 
-# %% uneven | mistake: only the very last batch is smaller | hint: So has the other
+# %% uneven | mistake: only the very last batch is smaller | hint: each of the two workers has fewer
 shards = shards | {"batches with fewer than 4 lines": 1}
 
 
