@@ -176,6 +176,22 @@ def test_a_search_kills_no_worker_however_long_its_sample_takes(way, tmp_path, m
         assert (died.exitcode, died.expected) == (0, True)
 
 
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_the_end_of_an_epoch_kills_no_worker_that_a_search_has_removed(method, tmp_path, monkeypatch):
+    """Workers may end with the epoch: one that already leaves is told nothing new."""
+    for name in ("STUCK_S", "STUCK_TIMES", "START_LIMIT"):
+        monkeypatch.setattr(leaving, name, 0)
+    with Holding(Waiting(tmp_path, holder=HOLDER), multiprocessing_context=method) as holding:
+        holding.loader.tune(num_workers=HOLDER)
+        wait_for(holding.is_leaving)
+        assert flat(holding.epoch) == list(range(40))
+        assert not holding.events(ev.WorkerDied)
+        holding.go_on()
+        died = holding.death()
+        assert (died.exitcode, died.expected) == (0, True)
+        assert len(holding.is_leaving()) == 1
+
+
 @pytest.mark.parametrize("stop", [False, True], ids=["hangs", "stopped"])
 def test_a_stuck_worker_is_killed(stop, tmp_path):
     """A batch takes some milliseconds: after two seconds it is stuck, whether it was told to leave before or after."""

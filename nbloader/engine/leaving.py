@@ -64,10 +64,14 @@ class LeavingWorkers:
     def dismiss(self, handle: WorkerHandle, *, patient: bool = False) -> None:
         """Make a worker end after its present sample, or at once if it is stuck.
 
+        A worker that is leaving already, when its pool is retired at the end of an epoch, keeps the time that it has.
+
         Args:
             handle: The worker.
             patient: Whether it may take any time for its sample: a long sample may hold a lock.
         """
+        if any(leaver.handle is handle for leaver in self._leavers):
+            return
         now = _clock()
         stuck_at = math.inf if patient else self._stuck_at(handle, now)
         if stuck_at <= now:
