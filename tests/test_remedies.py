@@ -41,7 +41,7 @@ from nbloader.events.stack_samples import CodeLine, StackCount
 from nbloader.loader.remedy_search import Samples, Scout, _limit, _rank, _saved, _to_merge, results_of, search
 from nbloader.metrics.hot_lines import HotLine, HotLines, find_hot_lines
 from nbloader.remedies.advice import Advice, short_advice
-from nbloader.remedies.calls import counted_calls, measure_calls
+from nbloader.remedies.calls import cached_calls, measure_calls
 from nbloader.remedies.changed_lines import changed_lines
 from nbloader.remedies.difference import difference
 from nbloader.remedies.free_names import with_free_names
@@ -3410,13 +3410,14 @@ def test_only_calls_of_the_own_cached_function_are_counted():
     helper = "@nbloader.cached\ndef own(x, y=0):\n    return x"
     names = {"nbloader": nbloader}
     exec(helper + "\n@nbloader.cached\ndef other(x):\n    return x", names)
-    with counted_calls(names, helper) as keys:
+    with cached_calls(names, helper) as calls:
         for value in (1, 1, "a", np.zeros(3), np.zeros(3), [torch.zeros(2)], {"k": 1}):
             names["own"](value)
             names["other"](value)
         names["own"](1, y=2)
-    assert keys.total() == 8
-    assert sorted(keys.values()) == [1, 1, 1, 1, 2, 2]
+    assert calls.counts.total() == 8
+    assert sorted(calls.counts.values()) == [1, 1, 1, 1, 2, 2]
+    assert calls.different == 5, "own(1) and own(1, y=2) return the same"
     assert sys.getprofile() is None
 
 

@@ -91,3 +91,39 @@ def test_a_cache_that_costs_more_in_the_first_epoch_than_several_epochs_gain_is_
     assert cache(4.0).outcome() == "1.25x, but the first epoch takes 4.0x as long"
     shared = replace(cache(4.0), shared_by=20.0)
     assert shared.helps, "then only some samples of the first epoch fill it"
+
+
+class Crops:
+    """An epoch has several crops of each picture: their index is reduced in a function that reads the picture."""
+
+    pictures = tuple(f"picture {number}" for number in range(8))
+
+    def __len__(self):
+        return 20 * len(self.pictures)
+
+    def read(self, i):
+        i = i % len(self.pictures)
+        name = self.pictures[i]
+        return np.array([len(f"{name} {n}") for n in range(30_000)], np.uint8)
+
+    def __getitem__(self, i):
+        picture = self.read(i)
+        begin = random.randrange(len(picture) - 100)
+        return picture[begin : begin + 100].copy()
+
+
+def test_no_result_is_kept_twice_where_several_arguments_lead_to_it():
+    with nbloader.DataLoader(Crops(), batch_size=10, num_workers=1) as loader:
+        found = profiled(loader).remedies(samples=30)
+    (best,) = (one for one in found if one.name == "same-each-epoch")
+    assert "(name)" in best.proposal.helper, "the picture, not the index of the sample"
+    assert not best.gains_later, "20 samples share a result"
+    assert best.kept_in_all < 20 * 30_000
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(("different", "repeats"), [(0, False), (9, False), (7, False), (6, True), (1, True)])
+def test_large_results_repeat_if_they_are_fewer_than_arguments(different, repeats):
+    large = Kept(90_000, 9, 9, 9, 9, different=different)
+    assert result("cache", 2.0, saves="later", cached=large).repeats is repeats
+    assert not result("cache", 2.0, saves="later", cached=large._replace(nbytes=9 * 4096)).repeats

@@ -39,7 +39,7 @@ from nbloader.remedies.no_remedy import why_none
 from nbloader.remedies.pasted import is_pasted
 from nbloader.remedies.pictures import size_of
 from nbloader.remedies.remedy import Proposal, Remedy
-from nbloader.remedies.results import CLEAR_GAIN, EXACT, Remedies, RemedyResult, best_of, summed, without_lesser
+from nbloader.remedies.results import CLEAR_GAIN, EXACT, MUCH_LESS, Remedies, RemedyResult, best_of, summed, without_lesser
 from nbloader.remedies.site import NO_FACTS, Facts, Site, locate, replaceable
 from nbloader.remedies.stacks import CachedCode, calling, is_below, is_same_function, looping, whole_lines
 from nbloader.remedies.threads import blas_threads, opencv_threads
@@ -451,15 +451,22 @@ def _is_slower_cache(one: RemedyResult) -> bool:
 
 
 def _is_part(found: _Found, other: RemedyResult, hot: HotLines) -> bool:
-    """Whether a cache for a line would only keep parts of what another cache keeps, which has gained something."""
+    """Whether a cache for a line would only keep parts of what another cache keeps, which has gained something.
+
+    If that one has equal results for different arguments, one for a part may have fewer, which more samples share.
+    """
     both = found.name == other.name == same_each_epoch.REMEDY.name
-    return both and other.helps and is_below(found.site.line, other, hot)
+    return both and other.helps and not other.repeats and is_below(found.site.line, other, hot)
 
 
 def _is_enough(other: RemedyResult, cache: RemedyResult, hot: HotLines) -> bool:
-    """Whether code that a cached function runs becomes about as fast as the cache, and in the first epoch, too."""
-    first = cache.gains_later and not other.gains_later and other.gain * CLEAR_GAIN >= cache.gain
-    return first and is_below(other.line, cache, hot)
+    """Whether code that a cached function runs becomes about as fast as the cache, and in the first epoch, too.
+
+    Or it is a cache that gains about as much, and needs far less memory since it keeps no result twice.
+    """
+    first = cache.gains_later and not other.gains_later
+    less = cache.repeats and other.kept_in_all * MUCH_LESS <= cache.kept_in_all and other.proposal.saves == "later"
+    return (first or less) and other.gain * CLEAR_GAIN >= cache.gain and is_below(other.line, cache, hot)
 
 
 def _known(sites: Sequence[Site], remedies: Sequence[Remedy], seen: set[tuple[str, str]]) -> list[_Found]:

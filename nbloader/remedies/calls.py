@@ -71,9 +71,29 @@ def _nbytes(value: Any) -> int:
     return int(value.numel() * value.element_size()) if hasattr(type(value), "element_size") else 0
 
 
+class CachedCalls:
+    """Calls of cached functions."""
+
+    def __init__(self) -> None:
+        self.counts: collections.Counter[Any] = collections.Counter()
+        """Number of calls by their arguments."""
+        self.results: dict[Any, Any] = {}
+        """What they returned, by their arguments; equal for equal results."""
+
+    def add(self, other: CachedCalls) -> None:
+        """Add other calls."""
+        self.counts += other.counts
+        self.results |= other.results
+
+    @property
+    def different(self) -> int:
+        """Number of different results."""
+        return len(set(self.results.values()))
+
+
 @contextlib.contextmanager
-def counted_calls(namespace: Mapping[str, Any], helper: str) -> Iterator[collections.Counter[Any]]:
-    """Context manager that counts calls of the cached functions of a helper, by their arguments.
+def cached_calls(namespace: Mapping[str, Any], helper: str) -> Iterator[CachedCalls]:
+    """Context manager that records the calls of the cached functions of a helper.
 
     Args:
         namespace: The global variables among which the functions are.
@@ -81,15 +101,25 @@ def counted_calls(namespace: Mapping[str, Any], helper: str) -> Iterator[collect
     """
     names = [node.name for node in ast.parse(helper).body if isinstance(node, ast.FunctionDef)]
     own = [found for name in names if isinstance(found := namespace.get(name), CachedFunction)]
-    keys: collections.Counter[Any] = collections.Counter()
+    calls = CachedCalls()
     code = CachedFunction.__call__.__code__
+    begun: list[Any] = []
 
-    def profile(frame: FrameType, event: str, _value: Any) -> None:
-        if event == "call" and frame.f_code is code and any(frame.f_locals["self"] is one for one in own):
-            keys[_key((frame.f_locals["args"], frame.f_locals["kwargs"]))] += 1
+    def profile(frame: FrameType, event: str, value: Any) -> None:
+        if event not in ("call", "return") or frame.f_code is not code:
+            return
+        if not any(frame.f_locals["self"] is one for one in own):
+            return
+        if event == "call":
+            begun.append(_key((frame.f_locals["args"], frame.f_locals["kwargs"])))
+            calls.counts[begun[-1]] += 1
+        elif begun:
+            key = begun.pop()
+            if key not in calls.results:
+                calls.results[key] = _key(value)
 
     with _profiled(profile):
-        yield keys
+        yield calls
 
 
 @contextlib.contextmanager

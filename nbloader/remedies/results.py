@@ -14,6 +14,7 @@ from nbloader._util.format import clean, duration, factor, megabytes, percent, p
 from nbloader.diagnose.what_if import Prediction
 from nbloader.metrics.hot_lines import HotLine
 from nbloader.remedies.difference import EQUAL, Difference, largest
+from nbloader.remedies.kept_samples import PAGE
 from nbloader.remedies.pictures import Pictures
 from nbloader.remedies.remedy import Proposal
 from nbloader.remedies.site import LAMBDA
@@ -49,7 +50,7 @@ LATER_WINS = 5
 MANY = 10
 """If at least so many samples share each result of a cache, the first epoch gains, too."""
 SHARED = 1.5
-"""From so many samples for each result on, the text says that samples share results."""
+"""From so many samples for each result on, samples share results, which the text says."""
 _SOURCE = 70
 NOTHING = Cost(0.0, 0.0)
 
@@ -140,6 +141,14 @@ class RemedyResult:
         """Whether many epochs do not gain what the first one loses."""
         saved = 1 - self.after.seconds / self.before.seconds if self.before.seconds else 0.0
         return self.first_loses - 1 > max(0.0, PAYS_AFTER * saved)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether a cache has equal results for different arguments, such as for an index that is reduced later.
+
+        Small results, such as labels, are equal by chance.
+        """
+        return self.kept > PAGE and 0 < self.cached.different * SHARED <= self.cached.computed
 
     @property
     def kept(self) -> float:

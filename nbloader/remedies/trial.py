@@ -15,7 +15,6 @@ import linecache
 import secrets
 import time
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,7 +27,7 @@ from nbloader._util.rng import mix
 from nbloader.cache import process_cache
 from nbloader.cache.cached_function import without_cache
 from nbloader.metrics.hot_lines import HotLine
-from nbloader.remedies.calls import counted_calls
+from nbloader.remedies.calls import CachedCalls, cached_calls
 from nbloader.remedies.difference import Difference, difference
 from nbloader.remedies.pictures import Pictures, pictures_of
 from nbloader.remedies.remedy import Proposal
@@ -81,6 +80,8 @@ class Kept(NamedTuple):
     """Number of arguments that occurred once."""
     twice: int = 0
     """Number of arguments that occurred twice."""
+    different: int = 0
+    """Number of different results of these calls."""
 
 
 NOTHING_KEPT = Kept()
@@ -178,8 +179,8 @@ class Trial:
     """By position: what the present code has produced, if the rewritten code changes the process for good."""
     _before: _Counts = field(default=_Counts(), init=False, repr=False)
     """The contents of the cache of samples before the trial."""
-    _keys: Counter[Any] = field(default_factory=Counter, init=False, repr=False)
-    """The arguments with which the cached function was called while samples were produced for the first time."""
+    _calls: CachedCalls = field(default_factory=CachedCalls, init=False, repr=False)
+    """Calls of the cached function while samples were produced for the first time."""
     _first: float = field(default=0.0, init=False, repr=False)
     """What the first group took, seconds."""
     _parts: dict[str, None] = field(default_factory=dict, init=False, repr=False)
@@ -235,7 +236,8 @@ class Trial:
             if 0 < calls <= missed:
                 self._check_arguments(indices, mix(seed, 2))
             # If arguments are drawn at random from a few, the cache did not have all results yet.
-            shared = missed > 0 and len(self._keys) < self._keys.total()
+            counts = self._calls.counts
+            shared = missed > 0 and len(counts) < counts.total()
             filled = self._run(self._new, indices, seed).cost if shared else None
             begin = time.perf_counter()
             batch = self._converted(made.batch, usual.batch)
@@ -263,17 +265,17 @@ class Trial:
             What that took, and how often a cached function was called.
         """
         made = self._run(self._new, indices, seed)
-        keys = self._calls(indices, seed)
-        self._keys += keys
-        return made.cost, keys.total()
+        calls = self._cached_calls(indices, seed)
+        self._calls.add(calls)
+        return made.cost, calls.counts.total()
 
-    def _calls(self, indices: Any, seed: int) -> Counter[Any]:
-        """Return the arguments of the calls of a cached function while samples are produced; none without a cache."""
+    def _cached_calls(self, indices: Any, seed: int) -> CachedCalls:
+        """Return the calls of a cached function while samples are produced; none without a cache."""
         if self.proposal.saves != "later":
-            return Counter()
-        with counted_calls(_globals(self._new), self.proposal.helper) as keys:
+            return CachedCalls()
+        with cached_calls(_globals(self._new), self.proposal.helper) as calls:
             self._run(self._new, indices, seed)
-        return keys
+        return calls
 
     def _once(self, samples: int, each: float) -> float:
         """Return how much longer the first samples took than later ones that are not in a cache."""
@@ -283,8 +285,11 @@ class Trial:
         """Return what the cache keeps since the trial began."""
         before, now = self._before, self._cached
         nbytes, entries = now.nbytes - before.nbytes, now.entries - before.entries
-        once, twice = (sum(count == times for count in self._keys.values()) for times in (1, 2))
-        return Kept(nbytes, entries, sum(self._made.values()), self._keys.total(), len(self._keys), once, twice)
+        counts = self._calls.counts
+        once, twice = (sum(count == times for count in counts.values()) for times in (1, 2))
+        return Kept(
+            nbytes, entries, sum(self._made.values()), counts.total(), len(counts), once, twice, self._calls.different
+        )
 
     def _prepare(self, first: Any) -> None:
         """Rewrite the function, and have it do what it does once per process."""
@@ -321,8 +326,9 @@ class Trial:
 
     def _check_arguments(self, indices: Any, seed: int) -> None:
         """Check that the cached function gets the same arguments again if other random numbers are drawn."""
-        if self._calls(indices, seed).keys().isdisjoint(self._keys):
-            raise CannotTryError(f"none of {self._keys.total():,} calls had the arguments of another one")
+        counts = self._calls.counts
+        if self._cached_calls(indices, seed).counts.keys().isdisjoint(counts):
+            raise CannotTryError(f"none of {counts.total():,} calls had the arguments of another one")
 
     def _converted(self, made: Any, usual: Any) -> Any:
         """Compute what the loop computes instead of the workers; that has to be something."""
