@@ -34,7 +34,9 @@ S = 1000 * MS
 
 def usage(**changes: Any) -> Usage:
     fields: dict[str, Any] = dict.fromkeys((f.name for f in dataclasses.fields(Usage)), 0)
-    return Usage(**(fields | {"seconds": 5.0, "threads": 1, "yielded": None, "preempted": None} | changes))
+    return Usage(
+        **(fields | {"seconds": 5.0, "threads": 1, "yielded": None, "preempted": None, "idle_cores": None} | changes)
+    )
 
 
 def record(index: int, requested: int, wait: int, make: int, **changes: Any) -> BatchRecord:
@@ -107,6 +109,11 @@ ALONE: list[tuple[str, str, dict[str, Any], dict[str, Any], str]] = [
      {"fetch_cpu": 0.45, "cores": 2, "usage": usage(core_wait=0.5, worker_cores=0.9)}, "Make samples cheaper: try"),
     ("cores taken", "cores_taken", BUSY,
      {"fetch_cpu": 0.4, "cores": 2, "usage": usage(core_wait=0.5, worker_cores=0.4)}, "during 53% of their work"),
+    ("cores taken, as the machine says", "cores_taken", BUSY,
+     {"fetch_cpu": 0.4, "cores": 2, "usage": usage(core_wait=0.5, worker_cores=0.4, idle_cores=0.1)}, "use the rest"),
+    ("workers and loop that take each other's cores", "workers_compute_full", BUSY,
+     {"fetch_cpu": 0.7, "cores": 2, "usage": usage(core_wait=0.25, worker_cores=0.7, idle_cores=0.5)},
+     "Fetching is 70% CPU time, and the workers and the loop need 1.86 of 2 cores. More workers would not help"),
     ("collate computes", "collate", BUSY, {"fetch_ms": 10.0, "collate_ms": 85.0},
      "89% of the workers' time, 100%"),
     ("collate waits", "collate", BUSY, {"fetch_ms": 10.0, "collate_ms": 85.0, "collate_cpu": 0.02},
@@ -769,6 +776,25 @@ def test_counters_are_added_up_over_an_epoch_and_over_its_last_seconds():
     assert (whole.consumer_cpu, last.consumer_core_wait) == (pytest.approx(0.4), pytest.approx(1 / 8))
     log.add(99 * S, {}, LoopCounters(99 * S, None))
     assert (log.epoch(), log.since(98 * S)) == (whole, last), "what happens after the end does not count"
+
+
+@pytest.mark.unit
+def test_idle_cores_are_counted_while_they_are_known():
+    log = UsageLog()
+    log.add(0, {}, LoopCounters(0, None, 70 * S))
+    log.begin_epoch()
+    log.add(2 * S, {}, LoopCounters(0, None, 73 * S))
+    log.add(4 * S, {}, LoopCounters(0, None, None))
+    log.add(6 * S, {}, LoopCounters(0, None, 90 * S))
+    log.add(8 * S, {}, LoopCounters(0, None, 91 * S))
+    got = log.epoch()
+    assert got is not None
+    assert got.idle_cores == 1, "4 s of all cores in 4 s"
+    log.begin_epoch()
+    log.add(9 * S, {}, LoopCounters(0, None, None))
+    got = log.epoch()
+    assert got is not None
+    assert got.idle_cores is None
 
 
 @pytest.mark.unit

@@ -210,6 +210,15 @@ def cores() -> int:
     return cgroups.cores()
 
 
+def idle_time() -> int | None:
+    """Return the time for which all CPUs of the machine together had nothing to do, ns; None if that is unknown."""
+    try:
+        idle = float(Path("/proc/uptime").read_bytes().split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+    return round(idle * 1e9) or None  # some sandboxes report 0
+
+
 def open_files_limit() -> str:
     """Return the number of files that this process may open, for a message."""
     return _limit(resource.RLIMIT_NOFILE)

@@ -181,6 +181,13 @@ def cores() -> int:
     return usable_cpus()
 
 
+def idle_time() -> int | None:
+    """Return the time for which all CPUs of the machine together had nothing to do, ns; None if that is unknown."""
+    import psutil
+
+    return round(psutil.cpu_times().idle * 1e9) or None
+
+
 def activity(pid: int) -> Activity | None:
     """Return what the main thread of a process does; None if the process has ended."""
     import psutil

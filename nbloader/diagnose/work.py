@@ -71,8 +71,15 @@ def split_work(e: Evidence) -> SplitWork:
 
 
 def taken_by_others(e: Evidence) -> bool:
-    """Whether other programs, not this loader, use up the cores, if workers wait for one."""
-    return cores_used(e) < SATURATED * e.cores
+    """Whether other programs, not this loader, use up the cores, if workers wait for one.
+
+    They use most of what the loader leaves. Where that is unknown, they must: otherwise no worker would have to wait.
+    """
+    left = e.cores - cores_used(e)
+    if left <= (1 - SATURATED) * e.cores:
+        return False
+    idle = None if e.usage is None else e.usage.idle_cores
+    return idle is None or idle < left / 2
 
 
 def all_used(e: Evidence) -> bool:
@@ -84,15 +91,15 @@ def all_used(e: Evidence) -> bool:
 
 
 def cores_needed(e: Evidence) -> float:
-    """Cores of this machine that the workers here and the loop use while batches are produced."""
+    """Cores of this machine that the workers here and the loop use, or wait for, while batches are produced."""
     return max(cores_used(e), e.workers_here * computing_cores(e))
 
 
 def computing_cores(e: Evidence) -> float:
-    """Cores that one worker uses, according to the CPU time of its batches."""
+    """Cores that one worker uses, according to the CPU time of its batches, or waits for."""
     make, work = e.fetch_ms + e.collate_ms, split_work(e)
-    used = work.fetching.computing * e.fetch_ms + work.collating.computing * e.collate_ms
-    return used / make * e.utilization if make else 0.0
+    fetching, collating = (part.computing + part.queued for part in work)
+    return (fetching * e.fetch_ms + collating * e.collate_ms) / make * e.utilization if make else 0.0
 
 
 def workers_usage(e: Evidence) -> Usage | None:

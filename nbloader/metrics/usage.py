@@ -47,6 +47,8 @@ class LoopCounters(NamedTuple):
     """CPU time of all its threads, ns."""
     consumer: CpuTimes | None
     """Statistics of the thread that iterates; None if the system does not report them."""
+    idle: int | None = None
+    """Time for which the machine's CPUs had nothing to do, ns; None if unknown, or if it may not use all of them."""
 
 
 class _Totals(NamedTuple):
@@ -67,6 +69,8 @@ class _Totals(NamedTuple):
     switched_time: int = 0
     voluntary: int = 0
     involuntary: int = 0
+    idle: int = 0
+    idle_elapsed: int = 0
 
 
 class _Switched(NamedTuple):
@@ -113,6 +117,8 @@ class Usage:
     preempted: float | None = None
     """How often the scheduler gives that core to another thread, per second (involuntary context switches).
     None if it was not measured."""
+    idle_cores: float | None = None
+    """Number of the machine's cores on which nothing ran, on average; None if it is unknown."""
     workers_unread: bool = False
     """Whether no worker's counters were read twice, so that all figures of workers are 0."""
 
@@ -159,7 +165,7 @@ class UsageLog:
             gains = (
                 elapsed, measured * elapsed, running, waiting, cpu, major_faults, busy_looks, locked_looks,
                 0 if loop_before is None else loop.cpu - loop_before.cpu, consumer.running, consumer.waiting,
-                minor_faults, *self._switched(now, workers),
+                minor_faults, *self._switched(now, workers), *_idle(loop_before, loop, elapsed),
             )  # fmt: skip
             self._totals = _Totals._make(map(operator.add, self._totals, gains))
         else:
@@ -248,8 +254,16 @@ class UsageLog:
             minor_faults=t.minor_faults * 1e9 / worker_time,
             yielded=t.voluntary * 1e9 / t.switched_time if t.switched_time else None,
             preempted=t.involuntary * 1e9 / t.switched_time if t.switched_time else None,
+            idle_cores=t.idle / t.idle_elapsed if t.idle_elapsed else None,
             workers_unread=not t.worker_time,
         )
+
+
+def _idle(old: LoopCounters | None, new: LoopCounters, elapsed: int) -> tuple[int, int]:
+    """Return the time for which CPUs had nothing to do, and the time in which that was measured, ns."""
+    if old is None or old.idle is None or new.idle is None:
+        return 0, 0
+    return new.idle - old.idle, elapsed
 
 
 def _gain(old: CpuTimes | None, new: CpuTimes | None) -> CpuTimes:

@@ -7,7 +7,7 @@ import threading
 import time
 from typing import NamedTuple
 
-from nbloader._platform import cpu_times, stat_of, switches_of, waits_in
+from nbloader._platform import cores, cpu_times, idle_time, stat_of, switches_of, waits_in
 from nbloader.metrics.usage import LoopCounters, Usage, UsageLog, WorkerCounters
 
 WATCHED = 8
@@ -39,6 +39,7 @@ class UsageProbe:
         self._read_at = 0
         self._consumer = 0
         self._workers: tuple[WorkerThread, ...] = ()
+        self._has_all_cores = cores() == os.cpu_count()
 
     def due(self) -> bool:
         """Whether the last reading is old enough."""
@@ -71,7 +72,8 @@ class UsageProbe:
         found = {w.native_id: worker_counters(w, switches=switches) for w in self._workers}
         times = cpu_times(own, self._consumer) if self._consumer else None
         known = {key: counters for key, counters in found.items() if counters is not None}
-        self._log.add(now, known, LoopCounters(time.process_time_ns(), times))
+        idle = idle_time() if self._has_all_cores else None
+        self._log.add(now, known, LoopCounters(time.process_time_ns(), times, idle))
 
     def begin_epoch(self) -> None:
         """An epoch begins; on the consumer's thread."""

@@ -18,10 +18,13 @@ from nbloader.diagnose.phrases import (
     workers_limit,
 )
 from nbloader.diagnose.work import (
+    CONTENDED,
     SATURATED,
     all_used,
     computing_cores,
+    core_wait,
     cores_needed,
+    cores_used,
     opening_is_queued,
     workers_usage,
 )
@@ -38,7 +41,8 @@ def _unmeasured_and_full(e: Evidence) -> bool:
 def _all_cores(e: Evidence) -> str:
     """How many cores the workers and the loop use, on each machine."""
     if not e.elsewhere:
-        return f"the workers and the loop use {_cores_needed(e)}"
+        verb = "need" if core_wait(e) >= CONTENDED and cores_used(e) < SATURATED * e.cores else "use"
+        return f"the workers and the loop {verb} {_cores_needed(e)}"
     count, cores = sum(m.workers for m in e.elsewhere), sum(m.cores for m in e.elsewhere)
     used = number(min(count * computing_cores(e), cores))
     full = cores_needed(e) >= SATURATED * e.cores
