@@ -121,6 +121,17 @@ LOOPS = {
                     sums[i] = sums[i] * 3 + item["a"][i] * j
             found.append(sums)
         return [int(one) for one in np.hstack(found)]""",
+    "numbers in the order of their first appearance": """\
+        mask = (x * 3).astype(np.int64)
+        numbers = {}
+        count = 0
+        for i in range(mask.shape[0]):
+            for j in range(mask.shape[1]):
+                if mask[i, j] not in numbers:
+                    numbers[mask[i, j]] = count
+                    count += 1
+                mask[i, j] = numbers[mask[i, j]]
+        return mask""",
     "an inner loop": """\
         out = {}
         for name in ("a", "b"):
@@ -250,6 +261,8 @@ def test_an_index_outside_an_array_is_an_error_as_in_python(tmp_path):
         "for i in range(9):\n    try:\n        x[i] = i * i\n    except IndexError:\n        break\nreturn x",
         "for i in range(9):\n    if x[i] > 2:\n        return i * i\nreturn 0",
         "s = 0\nfor i in range(9):\n    s = s * 2 + other(i)\nreturn s",
+        "found = {}\nfor i in range(9):\n    found[x[i]] = i * i\nreturn found",
+        "found = {0: 1}\nfor i in range(9):\n    found[x[i]] = i * i\nreturn x",
         "for i in range(9):\n    yield i * i + x[i]",
         "out = []\nfor r in x:\n    print(r)\n    for i in range(3):\n        out.append(r[i] * 2)\nreturn out",
     ],

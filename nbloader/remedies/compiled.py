@@ -44,7 +44,7 @@ ATTRIBUTES = frozenset({"shape", "size", "ndim", "T", "real", "imag"})
 NODES = (
     ast.Assign, ast.AugAssign, ast.AnnAssign, ast.For, ast.While, ast.If, ast.Break, ast.Continue, ast.Pass, ast.Expr,
     ast.Name, ast.Constant, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.Subscript, ast.Slice,
-    ast.Tuple, ast.List, ast.ListComp, ast.comprehension, ast.Call, ast.Attribute, ast.Return, ast.keyword,
+    ast.Tuple, ast.List, ast.ListComp, ast.Dict, ast.comprehension, ast.Call, ast.Attribute, ast.Return, ast.keyword,
     ast.expr_context, ast.operator, ast.unaryop, ast.boolop, ast.cmpop,
 )  # fmt: skip
 """Syntax that Numba compiles."""
@@ -119,6 +119,8 @@ def _compiled(site: Site, region: Sequence[ast.stmt], *, as_arrays: bool) -> Com
     results = [name for name in flow.assigned(region) if name in _live_after(site, region)]
     results += [name for name in given.local if name in changed and name not in results and passing.copies(name)]
     unsure = [name for name in results if name in available and name not in flow.always_assigned(region)]
+    if not _dicts(region).isdisjoint(results):  # what Numba returns is no dict of Python
+        raise CannotCompileError
     items = _items(site, region, changed)
     replaced = {_place(edit.node) for edit in given.edits} | {_place(node) for one in items for node in one.nodes}
     if any(_has_text_key(node) and _place(node) not in replaced for node in flow.inside(region)):
@@ -147,7 +149,7 @@ def _compiled(site: Site, region: Sequence[ast.stmt], *, as_arrays: bool) -> Com
 
 
 def _region(site: Site, loop: ast.For | ast.While) -> list[ast.stmt]:
-    """Return a loop, and the statements right before it from the first one that makes a list which the loop fills."""
+    """Return a loop, and the statements right before it from the first one that makes what it fills: a list or dict."""
     body = next(part for node in site.body for part in _bodies(node) if loop in part)
     position = body.index(loop)
     first, names = position, set(flow.read([loop]))
@@ -159,10 +161,16 @@ def _region(site: Site, loop: ast.For | ast.While) -> list[ast.stmt]:
             _check(site, stmt, {})
         except CannotCompileError:
             break
-        makes_list = any(isinstance(one, ast.List) for one in ast.walk(stmt))
-        if makes_list and names & set(flow.assigned([stmt])):
+        is_filled = any(isinstance(one, (ast.List, ast.Dict)) for one in ast.walk(stmt))
+        if is_filled and names & set(flow.assigned([stmt])):
             first = number
     return body[first : position + 1]
+
+
+def _dicts(region: Sequence[ast.stmt]) -> set[str]:
+    """Return the variables to which a dict is assigned."""
+    made = [node for node in flow.inside(region) if isinstance(getattr(node, "value", None), ast.Dict)]
+    return set(flow.assigned(made))
 
 
 def _bodies(node: ast.AST) -> list[list[ast.stmt]]:
@@ -195,6 +203,8 @@ def _check(site: Site, node: ast.AST, called: dict[str, FunctionType]) -> None:
         if isinstance(inner, ast.Constant) and not isinstance(inner.value, (int, float, bool, str, type(None))):
             raise CannotCompileError
         if isinstance(inner, (ast.For, ast.While)) and inner.orelse:
+            raise CannotCompileError
+        if isinstance(inner, ast.Dict) and inner.keys:
             raise CannotCompileError
         if isinstance(inner, ast.Call):
             _check_call(site, inner, called)
@@ -369,6 +379,8 @@ class _Passing:
         node = ast.parse(value, mode="eval").body
         name = node.id if isinstance(node, ast.Name) else ""
         known: Any = self._site.target(node)
+        if any(isinstance(one, (ast.Dict, ast.DictComp)) for one in self._values(name)):
+            raise CannotCompileError
         if isinstance(node, ast.Subscript) and type(self._site.target(node.value)).__name__ == "DataFrame":
             self.uses_columns = True
             return f"columns_of({ast.unparse(node.value)})[{ast.unparse(node.slice)}]"
