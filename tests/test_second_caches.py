@@ -119,6 +119,7 @@ def test_no_result_is_kept_twice_where_several_arguments_lead_to_it():
     assert "(name)" in best.proposal.helper, "the picture, not the index of the sample"
     assert not best.gains_later, "20 samples share a result"
     assert best.kept_in_all < 20 * 30_000
+    assert not best.once, "what the first samples compute, they compute for all workers"
 
 
 @pytest.mark.unit

@@ -249,7 +249,7 @@ class Trial:
         return Measured(
             len(indices), usual.cost, made.cost, apart, "", loop, pictures, self._kept(), tuple(self._parts), filling,
             filled,
-            self._once(len(first), (filling or made.cost).seconds / len(indices)),
+            self._once(len(first), made.cost.seconds / len(indices)),
         )  # fmt: skip
 
     @property
@@ -278,8 +278,11 @@ class Trial:
         return calls
 
     def _once(self, samples: int, each: float) -> float:
-        """Return how much longer the first samples took than later ones that are not in a cache."""
-        return max(0.0, self._first - samples * each)
+        """Return how much longer the first samples took than later ones.
+
+        A cache computes what samples share with the first ones, which is not done in each process.
+        """
+        return 0.0 if self.proposal.saves == "later" else max(0.0, self._first - samples * each)
 
     def _kept(self) -> Kept:
         """Return what the cache keeps since the trial began."""
