@@ -13,6 +13,7 @@ from same import assert_same
 from torch.utils import data as theirs
 
 from nbloader import DataLoader, DatasetTransferError, LoaderTimeoutError, WorkerDiedError
+from nbloader import events as ev
 
 ROWS = np.arange(100)
 KINDS = {
@@ -72,6 +73,57 @@ def test_getitems_gets_what_the_batch_sampler_has_drawn(drawn, workers):
     arguments = {"batch_sampler": drawn(), "collate_fn": list}
     with DataLoader(Rows(9), **arguments, **workers) as loader:
         assert_same(list(loader), list(theirs.DataLoader(Rows(9), **arguments)))
+
+
+class Whole:
+    """A batch of a class of the user, without a length."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __eq__(self, other):
+        return type(other) is Whole and self.rows == other.rows
+
+    __hash__ = None
+
+
+RETURNED = {
+    "list": lambda rows: rows,
+    "tuple": tuple,
+    "columns": lambda rows: {"rows": torch.tensor(rows)},
+    "array": np.array,
+    "tuple of columns": lambda rows: (torch.tensor(rows), "names"),
+    "object without a length": Whole,
+    "number": sum,
+}
+
+
+class Returns(Numbers):
+    def __init__(self, n, convert):
+        super().__init__(n)
+        self.convert = convert
+
+    def __getitems__(self, indices):
+        return self.convert([2 * i for i in indices])
+
+
+class ReturnsAsynchronously(Returns):
+    async def __getitems__(self, indices):
+        return super().__getitems__(indices)
+
+
+def as_it_is(batch):
+    return batch
+
+
+@WORKERS
+@pytest.mark.parametrize("convert", RETURNED.values(), ids=RETURNED)
+@pytest.mark.parametrize("kind", [Returns, ReturnsAsynchronously], ids=["plain", "asynchronous"])
+def test_getitems_may_return_whatever_the_collate_function_takes(convert, kind, workers):
+    arguments = {"batch_size": 4, "collate_fn": as_it_is}
+    with DataLoader(kind(9, convert), **arguments, **workers) as loader:
+        assert_same(list(loader), list(theirs.DataLoader(Returns(9, convert), **arguments)))
+        assert [e.samples for e in loader.events.history if isinstance(e, ev.BatchRecord)] == [4, 4, 1]
 
 
 def test_an_iterator_is_passed_as_a_list():

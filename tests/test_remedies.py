@@ -2434,6 +2434,8 @@ def test_large_pictures_and_floats_are_drawn_in_a_limited_size():
         ([1, "x"], [1, "y"], "the sample[1] differs"),
         (np.array(["a"]), np.array(["b"]), "differs"),
         (np.array([np.nan]), np.array([1.0]), "not finite"),
+        (np.array([True, False]), np.array([True, True]), "differences of up to 1 (0.5 on average) in a range of 1"),
+        (torch.tensor([True]), torch.tensor([False]), "differences of up to 1 "),
         (float("nan"), float("nan"), "equal"),
         (3, 4, "differences of up to 1 "),
     ],

@@ -105,7 +105,8 @@ def _of_arrays(one: Any, other: Any, before: Any, after: Any, place: str) -> Dif
         return EQUAL if bool(np.array_equal(one, other)) else Difference(problem=f"{place} differs")
     if not one.size or bool(np.array_equal(one, other, equal_nan=one.dtype.kind in "fc")):
         return EQUAL
-    apart = np.abs(one.astype(np.complex128 if one.dtype.kind == "c" else np.float64) - other)
+    one = one.astype(np.complex128 if one.dtype.kind == "c" else np.float64)
+    apart = np.abs(one - other)
     apart = apart[np.isfinite(apart)]
     if not apart.size:
         return Difference(problem=f"{place} differs where it is not finite")

@@ -159,12 +159,27 @@ def _fetch_at_once(
             raise
         first_failure = failed_sample(-1, error, "retried")
     else:
-        return FetchedBatch(samples, len(samples), begin, _clock(), -1, 0)
+        return FetchedBatch(samples, number_of(samples, indices), begin, _clock(), -1, 0)
     keys = [part_of(indices, position, position + 1) for position in range(len(indices))]
     batch = fetch_each(
         lambda key: getitems(as_drawn(key))[0], keys, batched=True, status=status, on_error=on_error
     )  # fmt: skip
     return batch._replace(begin=begin, failed=[first_failure, *batch.failed])
+
+
+def number_of(samples: Any, indices: Any) -> int:
+    """Return the number of samples that `__getitems__` has returned.
+
+    Args:
+        samples: A list of samples, or, as in torch, anything else that the collate function takes, such as a batch.
+        indices: What the sampler has drawn.
+    """
+    if isinstance(samples, list):
+        return len(samples)
+    try:
+        return len(indices)
+    except TypeError:  # a sampler of the user may draw a single index
+        return 1
 
 
 def raise_if_none(batch: FetchedBatch, indices: Any) -> None:

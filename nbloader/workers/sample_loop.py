@@ -38,7 +38,7 @@ from nbloader.batch.task import load_indices
 from nbloader.errors import DatasetTransferError
 from nbloader.events.remote_errors import SampleFailure
 from nbloader.sampling.index_arrays import IndexArray, as_drawn, part_of
-from nbloader.workers.fetcher import FetchedBatch, OnError, awaits_whole_batches, failed_sample, innermost
+from nbloader.workers.fetcher import FetchedBatch, OnError, awaits_whole_batches, failed_sample, innermost, number_of
 from nbloader.workers.status import WorkerState, WorkerStatus
 
 log = logging.getLogger(__name__)
@@ -453,7 +453,7 @@ class SampleLoop:
         if batch.failed:
             samples = [sample for sample in samples if sample is not _MISSING]
             batch.failed.sort(key=lambda failure: failure.position)
-        size = len(samples)
+        size = number_of(samples, batch.indices)
         if not self._batched:
             samples = samples[0] if size else None
         return FetchedBatch(

@@ -9,18 +9,25 @@ from nbloader.diagnose.causes.base import Cause, Remedy
 from nbloader.diagnose.causes.transport import dominates
 from nbloader.diagnose.parts import MAJORITY, Part, sending_ms
 from nbloader.diagnose.phrases import millis, per_batch, waits
+from nbloader.diagnose.work import opening_is_queued
 
 if TYPE_CHECKING:
     from nbloader.metrics.evidence import Evidence
 
 PICKLE_BYTES = 50_000
 """Pickling may matter if more than this many bytes of a batch are pickled."""
+MANY_OBJECTS = 5_000
+"""The loop rebuilds many small objects if more than this many bytes of a batch are pickled."""
 PICKLE_RATE = 30e6
 """Bytes per second at which Python pickles small objects."""
 
 
 def _is_pickled(e: Evidence) -> bool:
     return e.pickled > PICKLE_BYTES or e.by_pickle > MAJORITY
+
+
+def _takes_long_to_open(e: Evidence) -> bool:
+    return _is_pickled(e) or (e.pickled > MANY_OBJECTS and not opening_is_queued(e))
 
 
 def _takes_most_of_collating(e: Evidence) -> bool:
@@ -36,15 +43,24 @@ def _sentence(e: Evidence) -> str:
     )
 
 
+def _remedy(e: Evidence) -> Remedy:
+    if _is_pickled(e):
+        return Remedy("Return tensors or arrays from the collate function, because these use shared memory.")
+    return Remedy(
+        "Return a few tensors of the whole batch from the collate function, because the loop rebuilds objects and their "
+        "tensors one by one."
+    )
+
+
 PICKLE = Cause(
     name="pickle",
     takes={
-        Part.OPENING: _is_pickled,
+        Part.OPENING: _takes_long_to_open,
         Part.PRODUCTION: lambda e: dominates(e) and _is_pickled(e),
         Part.COLLATING: lambda e: sending_ms(e) > 0 or _takes_most_of_collating(e),
     },
     sentence=_sentence,
     short=lambda e: f"{megabytes(e.pickled or e.nbytes)} of each batch is pickled",
-    remedy=lambda _e: Remedy("Return tensors or arrays from the collate function, because these use shared memory."),
+    remedy=_remedy,
     unmodeled="batches are pickled",
 )
