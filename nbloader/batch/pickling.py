@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import ctypes
+import functools
 import io
 import pickle
 import sys
@@ -46,14 +47,25 @@ def rebuild_tensor(buffer: Any, dtype: str, shape: tuple[int, ...], strides: tup
     """
     import torch
 
-    kind = getattr(torch, dtype.removeprefix("torch."))
-    if not memoryview(buffer).nbytes:
+    memory, kind = memoryview(buffer), _torch_dtype(dtype)
+    if not memory.nbytes:
         return torch.empty(shape, dtype=kind)
-    flat: Any = torch.frombuffer(buffer, dtype=kind)
-    tensor = flat.view(shape) if strides is None else flat.as_strided(shape, strides)
-    if isinstance(memoryview(buffer).obj, ctypes.Array):  # a batch in shared memory; a dataset's file is an `mmap`
+    tensor: Any = torch.frombuffer(memory, dtype=kind)
+    if strides is not None:
+        tensor = tensor.as_strided(shape, strides)
+    elif len(shape) != 1:
+        tensor = tensor.view(shape)
+    if isinstance(memory.obj, ctypes.Array):  # a batch in shared memory; a dataset's file is an `mmap`
         tensor.untyped_storage().is_shared = in_shared_memory
     return tensor
+
+
+@functools.lru_cache(maxsize=64)
+def _torch_dtype(name: str) -> Any:
+    """Return the dtype of a name such as "torch.float32"."""
+    import torch
+
+    return getattr(torch, name.removeprefix("torch."))
 
 
 class DeviceTensorError(TypeError):

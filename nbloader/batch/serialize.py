@@ -17,10 +17,11 @@ from __future__ import annotations
 
 import functools
 import importlib
+import itertools
 import math
 import pickle
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -200,14 +201,10 @@ def load_object(skeleton: Any, memory: Memory, copy_out: CopyOut | None = None) 
     """
     torch = None  # imported for the first tensor: it takes seconds, and the explorer's samples may have none
     data, mixed, places = pickle.loads(skeleton)
-    view = memoryview(memory).cast("B")
+    copies = iter(_copies(memory, places, copy_out) if mixed and copy_out is not None else ())
     buffers: list[Any] = []
     for char, kind, start, shape in places:
-        own, at = memory, start
-        if mixed and copy_out is not None:
-            nbytes = math.prod(shape) * np.dtype(char or "B").itemsize
-            if nbytes <= SMALL:
-                own, at = copy_out(view[start : start + nbytes]), 0
+        own, at = next(copies, (memory, start))
         if not char:
             buffers.append(memoryview(own).cast("B")[at : at + shape[0]])
             continue
@@ -222,6 +219,28 @@ def load_object(skeleton: Any, memory: Memory, copy_out: CopyOut | None = None) 
             tensor.untyped_storage().is_shared = in_shared_memory
         buffers.append(tensor.view(getattr(torch, kind)) if kind else tensor)
     return pickle.loads(data, buffers=buffers)
+
+
+def _copies(memory: Memory, places: Sequence[Place], copy_out: CopyOut) -> Iterator[tuple[Memory, int]]:
+    """Yield where each array is once the small ones are copied out: its memory, and its offset there.
+
+    Small arrays that lie one after the other are copied together, as far as they are small together.
+    """
+    view = memoryview(memory).cast("B")
+    parts = [(start, math.prod(shape) * np.dtype(char or "B").itemsize) for char, _kind, start, shape in places]
+    copied, begin, end = memory, 0, 0
+    for number, (start, nbytes) in enumerate(parts):
+        if nbytes > SMALL:
+            yield memory, start
+            continue
+        if start + nbytes > end:
+            begin = end = start
+            for first, size in itertools.islice(parts, number, None):
+                if first + size - begin > SMALL:
+                    break
+                end = first + size
+            copied = copy_out(view[begin:end])
+        yield copied, start - begin
 
 
 class _ArrayExtractor:
