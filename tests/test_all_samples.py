@@ -299,6 +299,41 @@ def test_it_is_proposed_where_no_line_of_the_users_code_takes_the_time(lines):
         assert "90% of the workers' time: fetching (nbloader)" in str(found(samples))
 
 
+def predicted(speedup):
+    def predict(_saved, change, *, unlocks):
+        return Prediction(change=change, measured=1.0, speedup=speedup, low=speedup, high=speedup, reason=str(unlocks))
+
+    return predict
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(("speedup", "names"), [(1.0, []), (3.0, ["all-samples"])])
+def test_it_is_not_proposed_where_the_loop_would_not_be_faster(speedup, names):
+    facts = NO_FACTS._replace(samples=64, seconds=0.001)
+    samples = Samples(Made(rows, 64), default_collate, range(64), iterable=False, facts=facts)
+    found = search(HotLines(lines=(own_line(0.9),), samples=100), samples, list, predicted(speedup))
+    assert [one.name for one in found] == names
+
+
+class Padding(Made):
+    """Samples of several lengths; its own method makes batches of them."""
+
+    def pad(self, samples):
+        return torch.nn.utils.rnn.pad_sequence(samples)
+
+
+@pytest.mark.unit
+def test_a_collate_function_of_the_dataset_is_kept():
+    dataset = Padding(lambda i, _zero: torch.arange(i % 5 + 1), 64)
+    facts = NO_FACTS._replace(samples=64, seconds=0.001)
+    samples = Samples(dataset, dataset.pad, range(64), iterable=False, facts=facts)
+    (found,) = search(HotLines(lines=(own_line(0.9),), samples=100), samples, list, not_predicted)
+    names = {"dataset": dataset}
+    exec(found.code, names)
+    assert names["collate_fn"] == dataset.pad, "the list has no such method"
+    assert names["collate_fn"]([names["dataset"][3], names["dataset"][0]]).shape == (4, 2)
+
+
 def test_it_is_not_proposed_where_batches_are_gathered_already():
     dataset = torch.utils.data.TensorDataset(torch.zeros(20_000, 2), torch.zeros(20_000))
     with nbloader.DataLoader(dataset, batch_size=50, num_workers=1) as loader:

@@ -114,8 +114,10 @@ def _ranked(found: Mapping[Cause, float], wait_share: float) -> tuple[Finding, .
     first, *others = [Finding(cause, share) for cause, share in ranked]
     if not first.share:
         return (Finding(UNKNOWN, wait_share),)
-    second = next((f for f in others if f.cause is not UNKNOWN), None)
-    if first.cause is UNKNOWN and second is not None and second.share >= wait_share / 3:
+    known = [one for one in others if one.cause is not UNKNOWN]
+    second = known[0] if known else None
+    together = sum(one.share for one in known)
+    if first.cause is UNKNOWN and second is not None and max(1.5 * second.share, together) >= MAJORITY * wait_share:
         first, second = second, None
     if second is None or first.cause is UNKNOWN or second.share < max(SECOND * first.share, SMALL_WAIT / 2):
         return (first,)

@@ -58,7 +58,7 @@ AS_LIST = """\
 import nbloader
 
 # once, before the loader is made:
-dataset = nbloader.share(dataset[index] for index in range(len(dataset)))
+{}dataset = nbloader.share(dataset[index] for index in range(len(dataset)))
 """
 SEEDS = 1, 2
 ENOUGH_SAMPLES = 20
@@ -224,6 +224,8 @@ class AllSamples:
     """How long the measurement may take, seconds; whoever runs it ends it."""
     makes_rows: bool
     """Whether batches are made by torch's collate function."""
+    keep: str = ""
+    """Code that keeps what the loader needs of the dataset, as lines."""
 
     def __len__(self) -> int:
         """Return 1."""
@@ -265,7 +267,7 @@ class AllSamples:
             made = [one._replace(cost=one.cost._replace(collating=one.cost.seconds)) for one in made]
         if not all(difference(one.batch, other.batch).equal for one, other in zip(usual, made, strict=True)):
             return None
-        code = AS_LIST if rows is None else rows.code
+        code = AS_LIST.format(self.keep) if rows is None else rows.code
         measured = Measured(count, _total(usual), _total(made), EQUAL, kept=Kept(kept.nbytes, count, count))
         return Found(measured, code, is_list=rows is None, making=making)
 

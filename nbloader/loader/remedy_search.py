@@ -39,7 +39,17 @@ from nbloader.remedies.no_remedy import why_none
 from nbloader.remedies.pasted import is_pasted
 from nbloader.remedies.pictures import size_of
 from nbloader.remedies.remedy import Proposal, Remedy
-from nbloader.remedies.results import CLEAR_GAIN, EXACT, MUCH_LESS, Remedies, RemedyResult, best_of, summed, without_lesser
+from nbloader.remedies.results import (
+    CLEAR_GAIN,
+    EXACT,
+    MIN_GAIN,
+    MUCH_LESS,
+    Remedies,
+    RemedyResult,
+    best_of,
+    summed,
+    without_lesser,
+)
 from nbloader.remedies.site import NO_FACTS, Facts, Site, locate, replaceable
 from nbloader.remedies.stacks import CachedCode, calling, is_below, is_same_function, looping, whole_lines
 from nbloader.remedies.threads import blas_threads, opencv_threads
@@ -336,7 +346,7 @@ def search(
     if not lines:
         none = f"No line of your code takes {MIN_SHARE:.0%} of the workers' time. {hot.elsewhere}".rstrip()
         rows = [_predicted(one, hot, predict, samples.collating) for one in _made_once(hot, samples, run, end, ())]
-        return Remedies([one for one in rows if one.helps], none if hot.lines else str(hot))
+        return Remedies(_with_rows(rows, []), none if hot.lines else str(hot))
     lines.sort(key=lambda line: -line.share)
     sites = [site for line in lines if (site := _site(line, samples)) is not None][:LINES]
     callers = [site for line in calling(hot, lines) if (site := _site(line, samples)) is not None][:CALLING]
@@ -404,8 +414,8 @@ def _made_once(
         return []
     limit = PATIENCE + FAR_SLOWER * TRIAL_SECONDS
     try:
-        rows = samples.has_usual_collate
-        (made,) = run(AllSamples(samples.dataset, samples.producer, some, samples.batch_size, limit, rows))
+        rows, keep = samples.has_usual_collate, _own_collate(samples)
+        (made,) = run(AllSamples(samples.dataset, samples.producer, some, samples.batch_size, limit, rows, keep))
     except NbloaderError:  # the worker died, or took too long
         log.debug("all samples could not be made once", exc_info=True)
         return []
@@ -415,8 +425,22 @@ def _made_once(
     return [replace(found, cached=NOTHING_KEPT, workers=samples.workers)]
 
 
+def _own_collate(samples: Samples) -> str:
+    """Return code that keeps the collate function if it is a method of the dataset; otherwise ""."""
+    function: Any = samples.collate_fn
+    if getattr(function, "__self__", None) is not samples.dataset:
+        return ""
+    return f"collate_fn = dataset.{function.__name__}  # pass this one to the loader\n"
+
+
+def _is_slower_loop(found: RemedyResult) -> bool:
+    """Whether the loop would not be faster, as far as that is predicted: then all samples need not be kept."""
+    return found.prediction is not None and found.prediction.speedup is not None and found.prediction.speedup < MIN_GAIN
+
+
 def _with_rows(rows: list[RemedyResult], others: list[RemedyResult]) -> list[RemedyResult]:
     """Put before other remedies that all samples are made once, if that gains clearly more than each of them."""
+    rows = [one for one in rows if not _is_slower_loop(one)]
     far_better = [one for one in rows if one.helps and all(one.gain >= CLEAR_GAIN * other.gain for other in others)]
     return [*far_better, *others]
 
