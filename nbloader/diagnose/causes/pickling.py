@@ -47,8 +47,8 @@ def _remedy(e: Evidence) -> Remedy:
     if _is_pickled(e):
         return Remedy("Return tensors or arrays from the collate function, because these use shared memory.")
     return Remedy(
-        "Return a few tensors of the whole batch from the collate function, because the loop rebuilds objects and their "
-        "tensors one by one."
+        "Return a few tensors of the whole batch from the collate function, because the loop rebuilds objects with "
+        "their tensors one by one."
     )
 
 
