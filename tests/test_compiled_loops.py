@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import textwrap
 
 import numpy as np
 import pytest
+from PIL import Image
 from test_remedies import defined, proposals, rewritten
 
 import nbloader
@@ -281,3 +283,37 @@ def test_numba_is_named_where_it_is_missing(installed, tmp_path, monkeypatch):
     if not installed:
         with pytest.raises(CannotTryError, match="needs numba, which is not installed: pip install numba"):
             rewritten(function_of(tmp_path, LOOPS["shortest paths"]), found[0])
+
+
+class Pixels:
+    """Draws into a picture, which Numba does not know; what takes the time is an inner loop."""
+
+    def __len__(self):
+        return 400
+
+    def __getitem__(self, index):
+        picture = Image.new("L", (20, 10))
+        pixels = picture.load()
+        for x in range(20):
+            for y in range(10):
+                total = 0.0
+                for k in range(60):
+                    a = math.atan2(y + k, x + index)
+                    total += math.cos(a * k + total)
+                pixels[x, y] = int(total) % 200
+        return np.asarray(picture)
+
+
+@needs_numba
+def test_an_inner_loop_is_compiled_where_an_outer_one_uses_what_numba_does_not_know():
+    with nbloader.DataLoader(Pixels(), batch_size=8, num_workers=1) as loader:
+        loader.profile_lines()
+        while loader.hot_lines().samples < 40:
+            for _batch in loader:
+                pass
+        found = loader.remedies(samples=8)
+    (best,) = (one for one in found if one.name == "python-loop")
+    assert "pixels" not in best.proposal.helper
+    assert best.difference.equal
+    assert best.gain > 3
+    assert "no such code" not in str(found), "for the other lines of that loop"

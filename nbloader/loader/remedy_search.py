@@ -373,6 +373,7 @@ def search(
                 tried.append(_predicted(one, hot, predict, samples.collating))
     helping = without_lesser(sorted((one for one in tried if one.helps), key=_rank))
     helping = [one for one in helping if not any(_is_enough(other, one, hot) for other in helping)]
+    helping = [one for one in helping if not any(_has_code_for(other, one) for other in helping)]
     rows = _made_once(hot, samples, run, end, helping)
     helping = _with_rows([_predicted(one, hot, predict, samples.collating) for one in rows], helping)
     for one in tried:
@@ -491,6 +492,12 @@ def _is_enough(other: RemedyResult, cache: RemedyResult, hot: HotLines) -> bool:
     first = cache.gains_later and not other.gains_later
     less = cache.repeats and other.kept_in_all * MUCH_LESS <= cache.kept_in_all and other.proposal.saves == "later"
     return (first or less) and other.gain * CLEAR_GAIN >= cache.gain and is_below(other.line, cache, hot)
+
+
+def _has_code_for(other: RemedyResult, listed: RemedyResult) -> bool:
+    """Whether a remedy has code for a line of which another one of its kind only says what to do."""
+    same = other.name == listed.name and is_same_function(other.line, listed.line)
+    return same and listed.only_listed and not other.only_listed and listed.line.line in other.changed
 
 
 def _known(sites: Sequence[Site], remedies: Sequence[Remedy], seen: set[tuple[str, str]]) -> list[_Found]:

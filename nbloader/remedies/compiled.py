@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
 import importlib.util
 import inspect
 import re
@@ -70,20 +71,23 @@ def is_installed() -> bool:
     return importlib.util.find_spec("numba") is not None
 
 
-def compiled_loop(site: Site) -> list[Compiled]:
-    """Return the ways to write a function with its outermost loop around the slow line as a compiled function."""
+def compiled_loops(site: Site) -> list[list[Compiled]]:
+    """Return the ways to write a function with a loop around the slow line as a compiled function, outer loops first.
+
+    What the code uses may turn out to be nothing that Numba knows, such as the pixels of a picture. An inner loop may
+    do without it.
+    """
     loops = [
         node for node in site.body
         if isinstance(node, (ast.For, ast.While)) and node.lineno <= site.number <= (node.end_lineno or node.lineno)
     ]  # fmt: skip
+    found = []
     for number, loop in enumerate(sorted(loops, key=lambda node: node.lineno)):
         if number and _is_short(loop):
             continue  # a call of a compiled function takes longer
-        try:
-            return _ways(site, _region(site, loop))
-        except CannotCompileError:
-            continue
-    return []
+        with contextlib.suppress(CannotCompileError):
+            found.append(_ways(site, _region(site, loop)))
+    return found
 
 
 def _is_short(loop: ast.For | ast.While) -> bool:

@@ -218,9 +218,10 @@ class Trial:
     def _measure(self, position: int) -> Measured:
         first, indices, seed = self.groups[0], self.groups[1 + position], mix(self._seed, position)
         try:
+            # Its files are in the page cache from now on, for both codes, and what torch warns of once, it has said.
+            self._run(None, indices, seed)
             if self._new is None:
                 self._prepare(first)
-            self._run(None, indices, seed)  # its files are in the page cache from now on, for both codes
             usual = self._usual.get(position)
             filling, calls = None, 0
             if self.proposal.saves == "later":  # filled under another seed: what is drawn at random then differs

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
+import itertools
 
 from nbloader._util.format import percent
-from nbloader.remedies.compiled import compiled_loop, is_installed
+from nbloader.remedies.compiled import compiled_loops, is_installed
 from nbloader.remedies.remedy import Proposal
 from nbloader.remedies.site import Edit, Site
 from nbloader.remedies.vectorize import (
@@ -77,14 +78,15 @@ class PythonLoop:
 def _compiled(site: Site, loops: list[ast.For]) -> list[Proposal]:
     """Return what Numba makes faster; or else what to do in words."""
     missing = "" if is_installed() else "numba"
-    found = compiled_loop(site)
+    ways = compiled_loops(site)
+    found = ways[0][-1:] if missing and ways else [*itertools.chain.from_iterable(ways)]
     warning = _warning(loops[0]) if loops else ""
     written = [
         Proposal(
             WHY, COMPILE + warning, one.code, one.helper, package=missing,
             short=SHORT_COMPILE, is_certain=False, fallback=number > 0,
         )
-        for number, one in enumerate(found[-1:] if missing else found)
+        for number, one in enumerate(found)
     ]  # fmt: skip
     return [*written, *_in_words(site, len(loops))]
 
