@@ -126,6 +126,33 @@ def test_getitems_may_return_whatever_the_collate_function_takes(convert, kind, 
         assert [e.samples for e in loader.events.history if isinstance(e, ev.BatchRecord)] == [4, 4, 1]
 
 
+class Raises(Returns):
+    """Batches with row 4 raise; a batch of one is of the kind that the test asks for."""
+
+    def __getitems__(self, indices):
+        if 4 in indices:
+            raise OSError("row 4")
+        return super().__getitems__(indices)
+
+
+class RaisesAsynchronously(Raises):
+    async def __getitems__(self, indices):
+        return super().__getitems__(indices)
+
+
+@WORKERS
+@pytest.mark.parametrize("name", ["columns", "tuple of columns", "object without a length"])
+@pytest.mark.parametrize("kind", [Raises, RaisesAsynchronously], ids=["plain", "asynchronous"])
+def test_a_part_of_a_batch_is_never_taken_for_a_sample(kind, name, workers):
+    """With `on_error`, samples are fetched one by one after their batch has raised."""
+    with DataLoader(kind(6, RETURNED[name]), 3, collate_fn=as_it_is, on_error="skip", **workers) as loader:
+        (first,) = loader
+        assert_same([first], list(theirs.DataLoader(Returns(3, RETURNED[name]), 3, collate_fn=as_it_is)))
+        stats = loader.stats()
+    assert stats.skipped == 3
+    assert "it must return a list of samples" in repr(stats.failed_samples)
+
+
 def test_an_iterator_is_passed_as_a_list():
     with DataLoader(Rows(9), batch_sampler=[iter([1, 2])], collate_fn=list) as loader:
         assert list(loader) == [[("list", "[1, 2]", 1), ("list", "[1, 2]", 2)]]

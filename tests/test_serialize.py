@@ -18,7 +18,7 @@ from same import assert_same
 from test_collate import carry, carry_in
 
 from nbloader.batch.pickling import REPLACED_FILE_NAME, dump, pickled_copy
-from nbloader.batch.serialize import ArrayToBeTensor, encode_object
+from nbloader.batch.serialize import SMALL, ArrayToBeTensor, encode_object, load_object
 
 pytestmark = pytest.mark.unit
 
@@ -196,3 +196,27 @@ def test_functions_of_a_cell_keep_their_file_name(replaced, monkeypatch):
         assert copy.__code__.co_filename == "<ipython-input-3-abc>"
         assert copy(4).__code__.co_filename == "<ipython-input-3-abc>"
         assert copy(4)() == 4
+
+
+@given(
+    sizes=st.lists(st.sampled_from([0, 1, 7, 64, 1000, 40_000, SMALL - 1, SMALL, SMALL + 1, 3 * SMALL]), max_size=12)
+)
+def test_small_arrays_between_large_ones_are_copied_out_whole(sizes):
+    """Those that lie one after the other are copied together; no copy is larger than a slab."""
+    batch = [np.arange(size, dtype=np.uint32).astype(np.uint8) + np.uint8(n) for n, size in enumerate(sizes)]
+    encoded = encode_object(batch)
+    memory = bytearray(encoded.nbytes)
+    encoded.write(memory)
+    copied = []
+
+    def copy_out(part):
+        copied.append(len(part))
+        return bytearray(part)
+
+    loaded = load_object(encoded.skeleton, memory, copy_out)
+    memory[:] = bytes(len(memory))  # what was not copied out is lost
+    assert max(copied, default=0) <= SMALL
+    mixed = any(size <= SMALL for size in sizes) and any(size > SMALL for size in sizes)
+    for one, other in zip(batch, loaded, strict=True):
+        kept = mixed and one.nbytes <= SMALL
+        np.testing.assert_array_equal(other, one if kept or not one.size else np.zeros_like(one))

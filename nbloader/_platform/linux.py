@@ -213,10 +213,11 @@ def cores() -> int:
 def idle_time() -> int | None:
     """Return the time for which all CPUs of the machine together had nothing to do, ns; None if that is unknown."""
     try:
-        idle = float(Path("/proc/uptime").read_bytes().split()[1])
-    except (OSError, ValueError, IndexError):
+        with Path("/proc/stat").open("rb") as file:
+            _cpu, _user, _nice, _system, idle, iowait, *_ = file.readline().split()
+    except (OSError, ValueError):
         return None
-    return round(idle * 1e9) or None  # some sandboxes report 0
+    return (int(idle) + int(iowait)) * 10**9 // os.sysconf("SC_CLK_TCK") or None  # some sandboxes report 0
 
 
 def open_files_limit() -> str:

@@ -185,7 +185,8 @@ def idle_time() -> int | None:
     """Return the time for which all CPUs of the machine together had nothing to do, ns; None if that is unknown."""
     import psutil
 
-    return round(psutil.cpu_times().idle * 1e9) or None
+    times = psutil.cpu_times()
+    return round((times.idle + getattr(times, "iowait", 0.0)) * 1e9) or None
 
 
 def activity(pid: int) -> Activity | None:

@@ -116,9 +116,12 @@ def _ranked(found: Mapping[Cause, float], wait_share: float) -> tuple[Finding, .
         return (Finding(UNKNOWN, wait_share),)
     known = [one for one in others if one.cause is not UNKNOWN]
     second = known[0] if known else None
-    together = sum(one.share for one in known)
-    if first.cause is UNKNOWN and second is not None and max(1.5 * second.share, together) >= MAJORITY * wait_share:
-        first, second = second, None
+    if first.cause is UNKNOWN and second is not None:
+        together = sum(one.share for one in known)
+        if second.share >= wait_share / 3:
+            first, second = second, None
+        elif second.share >= wait_share / 4 and together >= MAJORITY * wait_share:
+            first, second = second, known[1]
     if second is None or first.cause is UNKNOWN or second.share < max(SECOND * first.share, SMALL_WAIT / 2):
         return (first,)
     return first, second

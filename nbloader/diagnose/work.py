@@ -84,7 +84,7 @@ def taken_by_others(e: Evidence) -> bool:
 
 def all_used(e: Evidence) -> bool:
     """Whether more workers would find no core on any of the machines that they run on."""
-    one = computing_cores(e)
+    one = computing_cores(e)  # how long workers on other machines wait for a core is not measured
     here = cores_needed(e) >= SATURATED * e.cores
     there = all(machine.workers * one >= SATURATED * machine.cores for machine in e.elsewhere)
     return there and (here or not e.workers_here)
@@ -92,14 +92,15 @@ def all_used(e: Evidence) -> bool:
 
 def cores_needed(e: Evidence) -> float:
     """Cores of this machine that the workers here and the loop use, or wait for, while batches are produced."""
-    return max(cores_used(e), e.workers_here * computing_cores(e))
+    one = min(e.utilization, computing_cores(e) + core_wait(e) * e.utilization)
+    return max(cores_used(e), e.workers_here * one)
 
 
 def computing_cores(e: Evidence) -> float:
-    """Cores that one worker uses, according to the CPU time of its batches, or waits for."""
+    """Cores that one worker uses, according to the CPU time of its batches."""
     make, work = e.fetch_ms + e.collate_ms, split_work(e)
-    fetching, collating = (part.computing + part.queued for part in work)
-    return (fetching * e.fetch_ms + collating * e.collate_ms) / make * e.utilization if make else 0.0
+    used = work.fetching.computing * e.fetch_ms + work.collating.computing * e.collate_ms
+    return used / make * e.utilization if make else 0.0
 
 
 def workers_usage(e: Evidence) -> Usage | None:

@@ -434,14 +434,14 @@ def _own_collate(samples: Samples) -> str:
     return f"collate_fn = dataset.{function.__name__}  # pass this one to the loader\n"
 
 
-def _is_slower_loop(found: RemedyResult) -> bool:
+def _is_no_faster(found: RemedyResult) -> bool:
     """Whether the loop would not be faster, as far as that is predicted: then all samples need not be kept."""
     return found.prediction is not None and found.prediction.speedup is not None and found.prediction.speedup < MIN_GAIN
 
 
 def _with_rows(rows: list[RemedyResult], others: list[RemedyResult]) -> list[RemedyResult]:
     """Put before other remedies that all samples are made once, if that gains clearly more than each of them."""
-    rows = [one for one in rows if not _is_slower_loop(one)]
+    rows = [one for one in rows if not _is_no_faster(one)]
     far_better = [one for one in rows if one.helps and all(one.gain >= CLEAR_GAIN * other.gain for other in others)]
     return [*far_better, *others]
 

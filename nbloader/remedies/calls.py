@@ -115,8 +115,8 @@ def cached_calls(namespace: Mapping[str, Any], helper: str) -> Iterator[CachedCa
             calls.counts[begun[-1]] += 1
         elif begun:
             key = begun.pop()
-            if key not in calls.results:
-                calls.results[key] = _key(value)
+            if value is not None and key not in calls.results:  # None, if the call has raised
+                calls.results[key] = _contents(value)
 
     with _profiled(profile):
         yield calls
@@ -140,7 +140,10 @@ def _key(value: Any) -> Any:
     if isinstance(value, dict):
         return dict, *((key, _key(one)) for key, one in value.items())
     if isinstance(value, torch.Tensor):
-        value = value.detach().cpu().numpy()
+        try:
+            value = value.detach().cpu().numpy()
+        except (TypeError, RuntimeError):  # bfloat16, sparse
+            return _contents(value)
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         return value.shape, value.dtype.str, hashlib.blake2b(np.ascontiguousarray(value).tobytes()).digest()
     try:

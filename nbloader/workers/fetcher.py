@@ -7,7 +7,7 @@ import inspect
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import count
 from operator import getitem
@@ -162,7 +162,7 @@ def _fetch_at_once(
         return FetchedBatch(samples, number_of(samples, indices), begin, _clock(), -1, 0)
     keys = [part_of(indices, position, position + 1) for position in range(len(indices))]
     batch = fetch_each(
-        lambda key: getitems(as_drawn(key))[0], keys, batched=True, status=status, on_error=on_error
+        lambda key: only_one(getitems(as_drawn(key))), keys, batched=True, status=status, on_error=on_error
     )  # fmt: skip
     return batch._replace(begin=begin, failed=[first_failure, *batch.failed])
 
@@ -182,6 +182,20 @@ def number_of(samples: Any, indices: Any) -> int:
         return 1
 
 
+def only_one(samples: Any) -> Any:
+    """Return the sample that `__getitems__` has returned for one index, because the whole batch had raised.
+
+    Raises:
+        TypeError: It is not one sample in a list, but perhaps a batch, of which one part would be taken for a sample.
+    """
+    if isinstance(samples, Mapping) or not hasattr(samples, "__len__") or len(samples) != 1:
+        raise TypeError(
+            f"__getitems__ returned a {type(samples).__name__} for one index. To find the sample that raised, as "
+            "on_error asks for, it must return a list of samples"
+        )
+    return samples[0]
+
+
 def raise_if_none(batch: FetchedBatch, indices: Any) -> None:
     """Raise a clear error if a batch could not be collated because a sample is None or a coroutine.
 
@@ -192,7 +206,7 @@ def raise_if_none(batch: FetchedBatch, indices: Any) -> None:
     Raises:
         TypeError: A sample is None or a coroutine. The message names the index of the sample.
     """
-    if type(batch.samples) is Selection:
+    if type(batch.samples) is Selection or not isinstance(batch.samples, Iterable):
         return
     skipped = {failure.position for failure in batch.failed if failure.done == "skipped"}
     positions = (position for position in count() if position not in skipped)

@@ -38,7 +38,15 @@ from nbloader.batch.task import load_indices
 from nbloader.errors import DatasetTransferError
 from nbloader.events.remote_errors import SampleFailure
 from nbloader.sampling.index_arrays import IndexArray, as_drawn, part_of
-from nbloader.workers.fetcher import FetchedBatch, OnError, awaits_whole_batches, failed_sample, innermost, number_of
+from nbloader.workers.fetcher import (
+    FetchedBatch,
+    OnError,
+    awaits_whole_batches,
+    failed_sample,
+    innermost,
+    number_of,
+    only_one,
+)
 from nbloader.workers.status import WorkerState, WorkerStatus
 
 log = logging.getLogger(__name__)
@@ -325,7 +333,7 @@ class SampleLoop:
         async def fetch(position: int) -> None:
             try:
                 one = as_drawn(part_of(batch.indices, position, position + 1))
-                (batch.samples[position],) = await _result(self._dataset.__getitems__(one))
+                batch.samples[position] = only_one(await _result(self._dataset.__getitems__(one)))
             except Exception as raised:  # noqa: BLE001 - as above
                 self._replace(batch, position, raised)
 

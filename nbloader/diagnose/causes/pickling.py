@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 PICKLE_BYTES = 50_000
 """Pickling may matter if more than this many bytes of a batch are pickled."""
-MANY_OBJECTS = 5_000
-"""The loop rebuilds many small objects if more than this many bytes of a batch are pickled."""
+REBUILD_RATE = 3e6
+"""Bytes of pickled objects per second that the loop makes small tensors of."""
 PICKLE_RATE = 30e6
 """Bytes per second at which Python pickles small objects."""
 
@@ -27,7 +27,9 @@ def _is_pickled(e: Evidence) -> bool:
 
 
 def _takes_long_to_open(e: Evidence) -> bool:
-    return _is_pickled(e) or (e.pickled > MANY_OBJECTS and not opening_is_queued(e))
+    """Whether large objects are unpickled, or so many small ones that this explains the time."""
+    explained = e.pickled / REBUILD_RATE * 1e3 >= per_batch(e, e.opening_wait) / 2
+    return _is_pickled(e) or (explained and not opening_is_queued(e))
 
 
 def _takes_most_of_collating(e: Evidence) -> bool:

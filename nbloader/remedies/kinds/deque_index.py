@@ -15,11 +15,18 @@ _lists = {}
 
 def list_of(items):
     """The items of a deque as a list, which is made again when items were added or removed."""
+    values, steps, of = _lists.get(id(items), (None, iter(()), None))
     try:
-        next(_lists[id(items)][1])  # raises RuntimeError if the deque has changed
-    except (KeyError, RuntimeError, StopIteration):
-        _lists[id(items)] = list(items), iter(items), items
-    return _lists[id(items)][0]
+        next(steps)  # raises RuntimeError if items were added or removed
+    except (RuntimeError, StopIteration):
+        of = None
+    if of is not items:
+        if len(_lists) > 8:
+            _lists.clear()
+        steps = iter(items)  # before the list: another thread may add an item meanwhile
+        values = list(items)
+        _lists[id(items)] = values, steps, items
+    return values
 '''
 
 
@@ -45,7 +52,7 @@ class DequeIndex:
                 instead=(
                     "Keep them in a list, in which each is found at once: if it is full, replace the oldest item, "
                     "`items[count % size] = item`. Or let the code below make a list of the deque, again whenever "
-                    "items were added or removed. It does not notice items that are replaced."
+                    "items were added or removed. It does not notice items that are replaced or shuffled."
                 ),
                 code=site.rewritten(*(Edit(held, f"list_of({site.text(held)})") for _node, held in found)),
                 helper=HELPER,
