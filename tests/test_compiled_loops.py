@@ -5,13 +5,16 @@ from __future__ import annotations
 import importlib.util
 import math
 import textwrap
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from PIL import Image
-from test_remedies import defined, proposals, rewritten
+from test_remedies import defined, line_of, proposals, rewritten
 
 import nbloader
+from nbloader.loader.remedy_search import Samples, search
+from nbloader.metrics.hot_lines import HotLines
 from nbloader.remedies.difference import difference
 from nbloader.remedies.trial import CannotTryError
 
@@ -316,4 +319,17 @@ def test_an_inner_loop_is_compiled_where_an_outer_one_uses_what_numba_does_not_k
     assert "pixels" not in best.proposal.helper
     assert best.difference.equal
     assert best.gain > 3
-    assert "no such code" not in str(found), "for the other lines of that loop"
+
+
+@needs_numba
+@pytest.mark.parametrize("share", [0.06, 0.9])
+def test_a_line_of_an_outer_loop_that_cannot_be_compiled_is_told_so_only_if_it_is_the_slowest(share):
+    shares = {7: 0.8, 9: share}  # of the inner loop, and of the line that uses the picture
+    lines = tuple(replace(line_of(Pixels.__getitem__, number), share=part) for number, part in shares.items())
+    samples = Samples(Pixels(), None, list(range(30)), iterable=False)
+    found = search(
+        HotLines(lines=lines, samples=100), samples, lambda trial: [trial[n] for n in range(len(trial))],
+        lambda *_args, **_options: None,
+    )  # fmt: skip
+    told = [one.only_listed for one in found if one.name == "python-loop"]
+    assert told == [False] + [True] * (share > 0.8), found

@@ -306,6 +306,8 @@ class _Found(NamedTuple):
     proposals: list[Proposal]
     below_cache: bool = False
     """Whether a cache keeps what the line computes."""
+    again: bool = False
+    """Whether some of what the remedy proposes for the line is proposed for an earlier one as well."""
 
     def untried(self, samples: Samples) -> bool:
         """Whether the proposals cannot be tried, or are only listed."""
@@ -362,10 +364,11 @@ def search(
             if report is not None:
                 report(found.name, number, len(known))
             shown.begin(found.site.line.place)
-            if any(_is_part(found, one, hot) for one in tried):
+            needed = _needed(found, tried)
+            if not needed or any(_is_part(found, one, hot) for one in tried):
                 shown.add(found.samples(samples))
                 continue
-            for result in _tried(found, samples, run, shown, end):
+            for result in _tried(found._replace(proposals=needed), samples, run, shown, end):
                 one = replace(result, changed=_changed(found.site, result.proposal), in_class=found.site.in_class)
                 if one.proposal.saves == "lock":
                     one = replace(one, locked=_lock_wait(hot, one.line))
@@ -484,6 +487,14 @@ def _is_part(found: _Found, other: RemedyResult, hot: HotLines) -> bool:
     return both and other.helps and not other.repeats and is_below(found.site.line, other, hot)
 
 
+def _needed(found: _Found, tried: Sequence[RemedyResult]) -> list[Proposal]:
+    """Return what is proposed for a line without fallbacks that are not needed: the same helps another line."""
+    done = found.again and any(
+        one.helps and one.name == found.name and is_same_function(one.line, found.site.line) for one in tried
+    )
+    return [proposal for proposal in found.proposals if not (done and proposal.fallback)]
+
+
 def _is_enough(other: RemedyResult, cache: RemedyResult, hot: HotLines) -> bool:
     """Whether code that a cached function runs becomes about as fast as the cache, and in the first epoch, too.
 
@@ -495,9 +506,10 @@ def _is_enough(other: RemedyResult, cache: RemedyResult, hot: HotLines) -> bool:
 
 
 def _has_code_for(other: RemedyResult, listed: RemedyResult) -> bool:
-    """Whether a remedy has code for a line of which another one of its kind only says what to do."""
+    """Whether a remedy has code where another one of its kind only says what to do: for its line, or a slower one."""
     same = other.name == listed.name and is_same_function(other.line, listed.line)
-    return same and listed.only_listed and not other.only_listed and listed.line.line in other.changed
+    has_code = same and listed.only_listed and not other.only_listed
+    return has_code and (listed.line.line in other.changed or listed.line.share < other.line.share)
 
 
 def _known(sites: Sequence[Site], remedies: Sequence[Remedy], seen: set[tuple[str, str]]) -> list[_Found]:
@@ -513,18 +525,16 @@ def _known(sites: Sequence[Site], remedies: Sequence[Remedy], seen: set[tuple[st
         for remedy in remedies:
             proposals: list[Proposal] = []
             proposed = remedy.propose(site)
-            again = False  # whether a proposal is made for another line as well
+            again = False
             for proposal in proposed:
                 key = proposal.code or proposal.why, proposal.helper
                 again |= key in seen
-                if proposal.fallback and again:
-                    continue
                 named = with_free_names(site, proposal)
                 if key not in seen and proposal.is_valid and named is not None:
                     seen.add(key)
                     proposals.append(named._replace(instead=named.instead + site.paste))
             if proposals:
-                found.append(_Found(site, remedy.name, proposals))
+                found.append(_Found(site, remedy.name, proposals, again=again))
             if any(proposal.alone for proposal in proposed):
                 break
     return found
