@@ -489,9 +489,8 @@ def _is_part(found: _Found, other: RemedyResult, hot: HotLines) -> bool:
 
 def _needed(found: _Found, tried: Sequence[RemedyResult]) -> list[Proposal]:
     """Return what is proposed for a line without fallbacks that are not needed: the same helps another line."""
-    done = found.again and any(
-        one.helps and one.name == found.name and is_same_function(one.line, found.site.line) for one in tried
-    )
+    helping = [one for one in tried if one.helps and not one.only_listed and one.name == found.name]
+    done = found.again and any(is_same_function(one.line, found.site.line) for one in helping)
     return [proposal for proposal in found.proposals if not (done and proposal.fallback)]
 
 
