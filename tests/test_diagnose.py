@@ -6,6 +6,7 @@ import collections
 import dataclasses
 import os
 import random
+import re
 import threading
 import time
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planted import FOREIGN, WORKLOADS, run, workloads
+from torch.utils.data import IterableDataset
 
 from nbloader import DataLoader
 from nbloader._platform import ContextSwitches, CpuTimes
@@ -278,6 +280,36 @@ def test_a_line_whose_results_a_cache_keeps_is_not_to_be_made_cheaper():
     in_vain = verdict(evidence(BUSY, {"fetch_cpu": 0.97, "cores": 2, "line": line._replace(missed=1234)}))
     assert in_vain.sentence.startswith("Remove nbloader.cached, or pass arguments that come again (cell 4 line 12). ")
     assert "(cell 4 line 12), and none of 1,234 cached calls in this epoch found an earlier result." in in_vain.sentence
+
+
+class Numbers:
+    """A dataset of slow samples."""
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        time.sleep(0.005)
+        return index
+
+
+class AllNumbers(IterableDataset):
+    """The same, which each worker iterates over."""
+
+    def __iter__(self):
+        return map(Numbers().__getitem__, range(40))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("dataset", [Numbers(), AllNumbers()], ids=["map-style", "iterable"])
+def test_more_workers_for_an_iterable_dataset_are_advised_with_a_part_for_each(dataset, workers):
+    """Otherwise each sample arrives once per worker, and the epoch takes as long as before."""
+    with DataLoader(dataset, batch_size=4, num_workers=workers) as loader:
+        for _batch in loader:
+            pass
+        sentence = loader.stats().epoch_verdict.sentence
+    assert re.match("Use (num_workers=2 or )?more", sentence), sentence
+    assert ("Let `__iter__` yield only its worker's part" in sentence) == isinstance(dataset, IterableDataset)
 
 
 @pytest.mark.unit

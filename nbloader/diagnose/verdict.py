@@ -19,6 +19,12 @@ if TYPE_CHECKING:
     from nbloader.metrics.evidence import Evidence
 
 
+YIELD_A_PART = (
+    " Let `__iter__` yield only its worker's part (torch.utils.data.get_worker_info()), or each sample arrives once "
+    "per worker."
+)
+
+
 def verdict(e: Evidence) -> Verdict:
     """State what limited the loop over a span, as a word and as a sentence."""
     first, *second = find_causes(e)
@@ -31,13 +37,14 @@ def verdict(e: Evidence) -> Verdict:
             first, *second = find_causes(e)
     remedy = first.cause.remedy(e)
     text = first.cause.sentence(e) + (slowest_line(e) if first.cause.names_line else "")
+    parts = YIELD_A_PART if remedy.more_workers and e.iterable and e.workers == 1 else ""
     also = ""
     if second:
         remedy = remedy.beside(second[0].cause.remedy(e))
         also = f" A second cause accounts for {of_wait(e, second[0].share)} of the wait: {second[0].cause.short(e)}."
     return Verdict(
         cause=first.cause.name,
-        sentence=f"{remedy.text} {text}{remedy.no_help(e, alone=not second)}{also}{once}".lstrip(),
+        sentence=f"{remedy.text}{parts} {text}{remedy.no_help(e, alone=not second)}{also}{once}".lstrip(),
         also=second[0].cause.name if second else "",
         restart=remedy.restart if e.span == "now" else (),
         evidence=text + also + once,

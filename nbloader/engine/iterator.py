@@ -140,7 +140,8 @@ class EpochIterator(_BaseDataLoaderIter, Iterator[T_co]):
         self._consumer = consumer
         self._resources.begun = True
         began, before = _clock() - self._drawn_ahead, self._sampling
-        self._events.publish(ev.EpochStarted(began, self._epoch, self.plan.total, consumer.num_workers))
+        iterable = self.plan.shards is not None
+        self._events.publish(ev.EpochStarted(began, self._epoch, self.plan.total, consumer.num_workers, iterable))
         self._prefetch()
         self._drawn_ahead += self._sampling - before
         self._sampling = self._drawn_ahead

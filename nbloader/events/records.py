@@ -228,6 +228,8 @@ class EpochStarted:
     batches: int | None
     """Number of batches in the epoch; None if unknown."""
     num_workers: int
+    iterable: bool = False
+    """Whether each worker iterates over the dataset, as torch's `IterableDataset` says, instead of indexing it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import operator
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from nbloader import _platform
 from nbloader.events import (
@@ -119,7 +120,7 @@ class Aggregator:
         sampler: str = "",
     ) -> None:
         self._on_lifecycle = on_lifecycle
-        self._judge, self._sampler = judge, sampler
+        self._judge, self._sampler, self._iterable = judge, sampler, False
         self._cores = cores  # determined by the first snapshot, since this reads files
         # Reentrant: during an update, the garbage collector may end an abandoned iterator, which publishes an event.
         self._lock = threading.RLock()
@@ -312,6 +313,7 @@ class Aggregator:
             case EpochStarted():
                 if event.epoch >= self._epoch:
                     self._begin(event.epoch, event.batches, event.time)
+                    self._iterable = event.iterable
             case EpochEnded():
                 if event.epoch == self._epoch:
                     self._ended = event
@@ -479,11 +481,12 @@ class Aggregator:
             self._last_seconds = measure(judged, self._span(g, rates, usage, live=live))
         now = self._last_seconds
         epoch = self._epoch_evidence(g, snapshot, epoch_usage, stop, live=live)
+        known = partial(replace, sampler=self._sampler, iterable=self._iterable, step=step, draw=draw)
         diagnosis = self._judge(
             snapshot,
             self._status(g, rates, stop, usual_ns),
-            _with_facts(replace(now, sampler=self._sampler, step=step, draw=draw), facts, line),
-            _with_facts(replace(epoch, sampler=self._sampler, step=step, draw=draw), facts, line),
+            _with_facts(known(now), facts, line),
+            _with_facts(known(epoch), facts, line),
         )
         if diagnosis.epoch.cause not in ("", "unknown"):
             self._judged = JudgedEpoch(self._epoch, diagnosis.epoch, epoch)

@@ -144,6 +144,8 @@ class Evidence:
     """The line that takes most of the time of the sampler; None if none does, or if it was not sampled."""
     sampler: str = ""
     """The user's function that draws indices, such as "Balanced.__iter__ (cell 4 line 12)"; "" if it is a library's."""
+    iterable: bool = False
+    """See `EpochStarted.iterable`."""
     window: int = 0
     """Number of batches that may be requested ahead."""
 
