@@ -156,7 +156,10 @@ def test_predictions_agree_with_the_verdict_about_an_earlier_epoch(monkeypatch):
         return Diagnosis(full, full, full if s.epoch < 1 else Verdict("unknown"))
 
     monkeypatch.setattr(monitor, "judge", judge)
-    with DataLoader(list(range(480)), 4, num_workers=2, workers="thread", prefetch_factor=2) as loader:
+    loader = DataLoader(
+        list(range(480)), 4, num_workers=2, workers="thread", prefetch_factor=2, persistent_workers=True
+    )  # new workers would make earlier batches useless for predictions
+    with loader:
         for _batch in loader:
             pass
         assert loader.stats().outlook.text == "a larger window: no gain"

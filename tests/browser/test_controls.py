@@ -24,7 +24,7 @@ SOUND = MAKE.replace("hang_at=130", "hang_at=-1")
 def unfold(page: Any, name: str) -> Any:
     """Unfold a panel of the live view, and return it."""
     part = page.locator(f".nbl-live .nbl-panel-{name}").first
-    if part.get_attribute("open") is None:
+    while part.get_attribute("open") is None:  # the page may move under a click, which is then lost
         part.locator("summary").click()
     return part
 
