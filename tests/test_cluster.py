@@ -32,7 +32,7 @@ from nbloader.workers.cluster.clock import DRIFT, ClockOffset
 from nbloader.workers.cluster.link import REPORTS
 from nbloader.workers.cluster.node import Node
 from nbloader.workers.cluster.placement import NodeInfo, NodeLoad, choose, surplus, usable, why_unusable
-from nbloader.workers.cluster.pool import RayKind
+from nbloader.workers.cluster.pool import RayKind, RayPool
 from nbloader.workers.cluster.protocol import BatchBegin, NodeHello, SetupParts, StartWorker
 from nbloader.workers.cluster.ray_cluster import NodeLostError, RayCluster, RayConnection, StoreFullError
 
@@ -489,6 +489,20 @@ def test_samples_that_raise_on_a_node_are_skipped_or_replaced(on_cluster, on_err
         (failed,) = [event for event in list(loader.events.history) if isinstance(event, ev.SampleFailed)]
     assert (failed.index, failed.sample, failed.done) == (1, 5, done)
     assert "in __getitem__" in failed.traceback
+
+
+def test_a_dataset_is_sent_again_if_its_last_worker_ends_while_the_next_one_is_placed(on_cluster, monkeypatch):
+    def late(pool, starts):
+        wait_for(lambda: not pool._starts)  # until the end of the worker is known
+        place(pool, starts)
+
+    place = RayPool._place
+    monkeypatch.setattr(RayPool, "_place", late)
+    with on_cluster(FakeCluster(1), Slow(40), 4, num_workers=1) as loader:
+        epoch = iter(loader)
+        first = next(epoch)
+        loader.restart_workers()
+        assert flat([first, *epoch]) == list(range(40))
 
 
 def test_a_sample_that_hangs_on_a_node_is_an_error_with_its_stack_or_a_restart(on_cluster, tmp_path):

@@ -413,6 +413,8 @@ class RayPool(WorkerPool):
                     if command.setup not in link.setups:
                         setups[command.setup] = start.setup
                 commands.append(command)
+        # A version that no worker used while this one was placed is loaded again: before the commands, so not dropped.
+        commands = [one for one in commands if not (isinstance(one, DropSetup) and one.version in setups)]
         try:
             for version, setup in setups.items():  # one call each, since a call carries one pickle
                 setup.put(self._options)
